@@ -1,0 +1,36 @@
+# Everything runs in .venv, which the first target that needs it sets up with pip alone.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-all lint bench clean
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: .venv/ready
+	rm -rf demo
+	$(BIN)/dcil train --recipe digits --method dense,dpf,dcil --sparsity 0.95 --out demo
+	$(BIN)/dcil export demo/dcil --to safetensors --out demo/pnet.safetensors
+	@echo
+	@echo "The report is demo/report.html: open it in a browser."
+	@echo "The pruned net is demo/pnet.safetensors: a plain state dict of its own model, zeros in place."
+	@echo "Next: .venv/bin/dcil list, then try .venv/bin/dcil train --help, or read README.md from 'Five lines'."
+
+lint: .venv/ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest
+
+bench: .venv/ready
+	$(BIN)/dcil bench step
+
+clean:
+	rm -rf .venv demo

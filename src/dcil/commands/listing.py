@@ -1,0 +1,52 @@
+"""The methods, models, data sets and recipes, or the settings of one method."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from dcil import METHODS, data, models
+from dcil.commands.parser import Parser, say
+from dcil.errors import unknown
+from dcil.train import RECIPES
+from dcil.train.config import GRANULARITIES
+
+
+def main(words: Sequence[str]) -> int:
+    parser = Parser("dcil list", __doc__)
+    parser.add_argument("method", nargs="?", help="a method, to see its settings")
+    method = parser.parse(words).method
+    console = Console()
+    if method is None:
+        console.print(overview())
+        say("dcil list METHOD shows a method's settings.")
+        return 0
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    kind = METHODS[method]
+    say(inspect.getdoc(kind) or "")
+    table = Table("setting (--set NAME=VALUE)", "default", title=method)
+    for field in dataclasses.fields(kind):
+        default = "" if field.default is dataclasses.MISSING else repr(field.default)
+        table.add_row(field.name, default)
+    console.print(table)
+    return 0
+
+
+def overview() -> Table:
+    table = Table("what", "names", show_lines=True)
+    table.add_row("methods", "\n".join(f"{name:10} {first_line(kind)}" for name, kind in METHODS.items()))
+    table.add_row("models", ", ".join(models.names()) + "; wrn-D-W of any depth and width")
+    table.add_row("data sets", ", ".join(data.names()))
+    table.add_row("granularities", ", ".join(GRANULARITIES))
+    table.add_row("recipes", ", ".join(RECIPES))
+    return table
+
+
+def first_line(kind: type) -> str:
+    module = inspect.getmodule(kind)
+    return ((module and module.__doc__) or "").strip().splitlines()[0]

@@ -1,0 +1,221 @@
+"""ImageNet and anything shaped like it: DATA_DIR/train/CLASS/*.jpg and DATA_DIR/val/CLASS/*.jpg.
+
+Images stay on the disk; worker processes decode them batch by batch, and the device normalises the bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils import data as torch_data
+
+from dcil.data import decode
+from dcil.data.batches import Batch, Normalize, Share
+from dcil.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+Rows = npt.NDArray[np.int64]
+"""Which images of a split."""
+
+
+def usable_cpus() -> int:
+    """The CPUs this process may use, which in a container or a batch job are not all the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """The image files of a split, in order of class and name.
+
+    Names are bytes in one array: a list of a million Python strings would be copied into every worker process, page
+    by page, as reading them touches their reference counts.
+    """
+
+    folder: Path
+    names: npt.NDArray[np.bytes_]
+    labels: Rows
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def path(self, row: int) -> Path:
+        return self.folder / os.fsdecode(bytes(self.names[row]))
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFolder:
+    """Training crops are `crop` pixels wide and high; test images are resized to `resize`, then cut to `crop`."""
+
+    train: Files
+    test: Files
+    class_names: tuple[str, ...]
+    crop: int = 224
+    resize: int = 256
+    workers: int = field(default_factory=lambda: min(16, usable_cpus()))
+    name: str = "imagefolder"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.crop <= self.resize:
+            raise UserError(f"test images resized to {self.resize} pixels cannot be cut to {self.crop}")
+        if self.workers < 0:
+            raise UserError(f"the number of worker processes must be at least 0, not {self.workers}")
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return 3, self.crop, self.crop
+
+    @property
+    def train_size(self) -> int:
+        return len(self.train)
+
+    def loader(self, batch: int, device: torch.device | str, seed: int, rank: int = 0, world: int = 1) -> FolderLoader:
+        return FolderLoader(self, batch, device, seed, rank, world)
+
+
+class FolderLoader:
+    """Batches like `Loader`'s, decoded by worker processes; their number changes the speed and nothing else."""
+
+    def __init__(
+        self, dataset: ImageFolder, batch: int, device: torch.device | str, seed: int, rank: int = 0, world: int = 1
+    ) -> None:
+        self.share = Share(batch, rank, world)
+        self.dataset, self.seed, self.device = dataset, seed, torch.device(device)
+        self._normalize = Normalize(MEAN, STD, self.device)
+
+    @property
+    def steps(self) -> int:
+        return self.share.steps(len(self.dataset.train))
+
+    def train(self, epoch: int) -> Iterator[Batch]:
+        """The training images once, each randomly cropped and flipped, in a random order."""
+        files = self.dataset.train
+        order = _random(self.seed, epoch).permutation(len(files))
+        return self._batches(files, partial(_augmented, self.dataset.crop, self.seed, epoch), order)
+
+    def test(self) -> Iterator[Batch]:
+        """The centres of the test images in their own order."""
+        files = self.dataset.test
+        transform = partial(_central, self.dataset.resize, self.dataset.crop)
+        return self._batches(files, transform, np.arange(len(files)))
+
+    def _batches(self, files: Files, transform: Transform, order: Rows) -> Iterator[Batch]:
+        batches = [order[part] for part in self.share.slices(len(order))]
+        loader = torch_data.DataLoader(
+            _Decoder(files, self.dataset.crop, transform),
+            batch_size=None,  # the sampler gives whole batches, and so does the decoder
+            sampler=batches,
+            num_workers=min(self.dataset.workers, len(batches)),
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),  # else it would draw the workers' seeds from the global one
+        )
+        for found in loader:
+            if isinstance(found, UserError):
+                raise found
+            pixels, labels = (tensor.to(self.device, non_blocking=True) for tensor in found)
+            yield self._normalize(pixels), labels
+
+
+Transform = Callable[[int, "Image"], decode.Pixels]
+"""(row, image) -> pixels of shape (H, W, 3)."""
+
+
+class _Decoder(torch_data.Dataset["Batch | UserError"]):
+    """Rows to uint8 images (N, H, W, 3) and labels; what runs in the worker processes."""
+
+    def __init__(self, files: Files, size: int, transform: Transform) -> None:
+        self.files, self.size, self.transform = files, size, transform
+
+    def __getitem__(self, rows: Rows) -> Batch | UserError:
+        """An error is returned, not raised: raised in a worker, it arrives with a traceback for its message."""
+        pixels = np.empty((len(rows), self.size, self.size, 3), np.uint8)
+        try:
+            for place, row in enumerate(rows.tolist()):
+                pixels[place] = self.transform(row, decode.read(self.files.path(row)))
+        except UserError as error:
+            return error
+        return torch.from_numpy(pixels), torch.from_numpy(self.files.labels[rows])
+
+
+def _random(seed: int, *key: int) -> np.random.Generator:
+    """A stream of its own for every seed and key (a plain tuple would not do: (1, 2) and (1, 2, 0) seed the same)."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+
+def _augmented(size: int, seed: int, epoch: int, row: int, image: Image) -> decode.Pixels:
+    return decode.augmented(image, size, _random(seed, epoch, row))
+
+
+def _central(resize: int, crop: int, row: int, image: Image) -> decode.Pixels:
+    return decode.central(image, resize, crop)
+
+
+def load(data_dir: Path) -> ImageFolder:
+    """The images below `data_dir`/train and `data_dir`/val (or test), a class for every folder in there."""
+    decode.require_pillow()
+    folder = data_dir / "train"
+    held_out = next((data_dir / name for name in ("val", "test") if (data_dir / name).is_dir()), data_dir / "val")
+    train, test = scan(folder), scan(held_out)
+    lacking = {folder: test.keys() - train.keys(), held_out: train.keys() - test.keys()}
+    if train.keys() != test.keys():
+        differences = "; ".join(f"{where} lacks {_listing(names)}" for where, names in lacking.items() if names)
+        raise UserError(f"the training and the test images have different classes: {differences}")
+    return ImageFolder(_files(folder, train), _files(held_out, test), tuple(train))
+
+
+def scan(folder: Path) -> dict[str, list[str]]:
+    """Class -> names of its images relative to `folder`, both sorted; hidden files and folders do not count."""
+    wanted = f"put images into {folder.parent / 'train' / 'CLASS'} and {folder.parent / 'val' / 'CLASS'}"
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not there: {wanted}, a folder for each class")
+    _, classes, _ = next(_walk(folder))
+    if not classes:
+        raise UserError(f"{folder} has no folders in it: {wanted}, a folder for each class")
+    found = {name: sorted(_images(folder, name)) for name in sorted(classes)}
+    if empty := [name for name, images in found.items() if not images]:
+        raise UserError(f"{folder} has no images of {_listing(empty)}: {wanted} ({', '.join(SUFFIXES)})")
+    return found
+
+
+def _images(folder: Path, name: str) -> Iterator[str]:
+    for where, _, files in _walk(folder / name):
+        below = where.removeprefix(f"{folder}{os.sep}")
+        yield from (os.path.join(below, file) for file in files if file.lower().endswith(SUFFIXES))
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """os.walk without what is hidden, such as .ipynb_checkpoints and the ._name files that macOS leaves."""
+    for where, folders, files in os.walk(folder, onerror=_unreadable, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield where, folders, [name for name in files if not name.startswith(".")]
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def _files(folder: Path, found: dict[str, list[str]]) -> Files:
+    names = np.array([os.fsencode(image) for images in found.values() for image in images])
+    labels = np.repeat(np.arange(len(found), dtype=np.int64), [len(images) for images in found.values()])
+    return Files(folder, names, labels)
+
+
+def _listing(names: Collection[str], most: int = 5) -> str:
+    shown = ", ".join(sorted(names)[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

@@ -1,0 +1,33 @@
+"""The error whose message is meant for people: one line that says what is wrong and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something the user gave cannot work; the command line prints the message and exits with this code."""
+
+    exit_code = 2
+
+
+def unknown(kind: str, given: str, allowed: Iterable[str], nearest_only: bool = False) -> UserError:
+    """The error for a name that is not in a list: what was given, the nearest name, the allowed ones."""
+    names = sorted(allowed)
+    near = nearest(given, names)
+    hint = f"did you mean {near!r}? " if near else ""
+    listing = "" if nearest_only and near else f"allowed: {', '.join(names)}"
+    return UserError(f"unknown {kind} {given!r}: {hint}{listing}".rstrip(": "))
+
+
+def nearest(given: str, names: Iterable[str]) -> str | None:
+    """The most similar name, if any is similar; of equally similar ones that with the longest stretch in common."""
+
+    def likeness(name: str) -> tuple[float, int]:
+        matcher = difflib.SequenceMatcher(None, given, name)
+        start = matcher.find_longest_match(0, len(given), 0, len(name))
+        return matcher.ratio(), start.size
+
+    found = max(names, key=likeness, default=None)
+    return found if found is not None and likeness(found)[0] >= 0.5 else None

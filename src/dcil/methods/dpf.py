@@ -1,0 +1,30 @@
+"""DPF: dynamic pruning with feedback (Lin, Stich, Barba, Dmitriev & Jaggi, ICLR 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dcil import views
+from dcil.method import Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPF(Method):
+    """One network computes with M * W; its gradient moves every weight, straight through the mask.
+
+        W <- W - lr * grad_{M*W} L(M * W)                                         (Kim et al. 2022, Eq. 2)
+
+    freeze   stop moving the masks once the target sparsity is reached. The DCIL authors' rerun moves them to the
+             end (False); a public DPF implementation freezes them for the last quarter (True).
+
+    The masks never move after ``steps``, so training on from there is the paper's fine-tuning with a fixed mask.
+    """
+
+    freeze: bool = False
+
+    paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.straight_through}
+
+    def due(self, step: int) -> bool:
+        return super().due(step) and not (self.freeze and step > self.target_step)

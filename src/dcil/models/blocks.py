@@ -1,0 +1,80 @@
+"""The residual blocks, shared by the CIFAR and the ImageNet networks.
+
+He, Zhang, Ren & Sun, "Deep Residual Learning for Image Recognition", CVPR 2016. Names follow torchvision, so that
+checkpoints move between the two libraries without renaming.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    """A convolution that keeps the spatial size at stride 1; no bias, because a norm layer always follows."""
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+
+
+def shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
+    """The projection of a block whose shape changes (He et al., option B); None stands for the identity."""
+    if stride == 1 and inputs == outputs:
+        return None
+    return nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions: relu(x' + F(x))."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = conv(inputs, width, 3, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv(width, width, 3)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = shortcut(inputs, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return torch.relu(out + (x if self.downsample is None else self.downsample(x)))
+
+
+class Bottleneck(nn.Module):
+    """1x1 down, 3x3, 1x1 up to four times the width; the stride sits in the 3x3 ("v1.5", as torchvision)."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        outputs = width * self.expansion
+        self.conv1 = conv(inputs, width, 1)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv(width, width, 3, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = conv(width, outputs, 1)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.downsample = shortcut(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.relu(self.bn1(self.conv1(x)))
+        out = torch.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        return torch.relu(out + (x if self.downsample is None else self.downsample(x)))
+
+
+Block = type[BasicBlock] | type[Bottleneck]
+
+
+def stage(block: Block, inputs: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+    """`blocks` blocks of one width; only the first changes the shape."""
+    first = block(inputs, width, stride)
+    return nn.Sequential(first, *(block(width * block.expansion, width) for _ in range(blocks - 1)))
+
+
+def initialize(model: nn.Module) -> None:
+    """Kaiming-normal (fan out) convolutions, as every reference implementation; the rest keeps torch's own defaults."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

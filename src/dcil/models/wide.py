@@ -1,0 +1,56 @@
+"""Wide residual networks: Zagoruyko & Komodakis, "Wide Residual Networks", BMVC 2016."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dcil.errors import UserError
+from dcil.models.blocks import conv, initialize
+
+
+class WideBlock(nn.Module):
+    """Pre-activation: x' + conv2(relu(bn2(conv1(relu(bn1(x)))))); a shortcut that projects also sees relu(bn1(x))."""
+
+    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(inputs)
+        self.conv1 = conv(inputs, width, 3, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = conv(width, width, 3)
+        # No norm layer here: the next block's bn1 normalises the sum.
+        self.shortcut = None if stride == 1 and inputs == width else conv(inputs, width, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = torch.relu(self.bn1(x))
+        out: Tensor = self.conv2(torch.relu(self.bn2(self.conv1(active))))
+        same: Tensor = x if self.shortcut is None else self.shortcut(active)
+        return same + out
+
+
+def _stage(inputs: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(WideBlock(inputs, width, stride), *(WideBlock(width, width) for _ in range(blocks - 1)))
+
+
+class WideResNet(nn.Module):
+    """WRN-`depth`-`width`: (depth - 4) / 6 blocks in each of three stages of 16, 32 and 64 times `width` channels."""
+
+    def __init__(self, depth: int, width: int, classes: int = 10, channels: int = 3) -> None:
+        super().__init__()
+        blocks, rest = divmod(depth - 4, 6)
+        if blocks < 1 or rest:
+            raise UserError(f"wrn-{depth}-{width}: the depth must be 6n + 4 with n >= 1: 10, 16, 22, 28, 34, 40, ...")
+        if width < 1:
+            raise UserError(f"wrn-{depth}-{width}: the width must be at least 1")
+        self.conv1 = conv(channels, 16, 3)
+        self.layer1 = _stage(16, 16 * width, blocks, stride=1)
+        self.layer2 = _stage(16 * width, 32 * width, blocks, stride=2)
+        self.layer3 = _stage(32 * width, 64 * width, blocks, stride=2)
+        self.bn = nn.BatchNorm2d(64 * width)
+        self.fc = nn.Linear(64 * width, classes)
+        initialize(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer3(self.layer2(self.layer1(self.conv1(x))))
+        out: Tensor = self.fc(torch.relu(self.bn(x)).mean((2, 3)))
+        return out

@@ -1,0 +1,188 @@
+"""SparseNet: one unmodified module, seen through a method's views on one or more paths."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.optim import Optimizer
+
+from dcil import views
+from dcil.errors import unknown
+from dcil.layer import Layer
+from dcil.masks import changes
+from dcil.method import Method, Task
+from dcil.parts import Choice, find_private, find_prunable
+
+
+@dataclass(frozen=True)
+class Update:
+    """A mask update: after which step, and how many weights it (revived, dropped), left on the device."""
+
+    step: int
+    changes: Tensor
+
+
+class SparseNet(nn.Module):
+    """Trains ``model`` with ``method``; the model is used as it is and never modified.
+
+        net = SparseNet(model, DCIL(sparsity=0.95, steps=60_000))
+        loss = net.loss(net(x), y)           # in training, net(x) holds every path's output
+        loss.backward(); opt.step()
+        net.step(opt)                        # after every optimizer step that was really taken
+        sparse = net.finalize()
+
+    The first path ("pruned") uses the model's own norm layers and classifier; each further path ("super") has
+    copies of these for itself. What is neither prunable nor private (biases, embeddings, other buffers) counts as
+    kept: further paths read it, only the pruned path changes it.
+
+    prunable     parameter-name patterns, or a predicate (name, owning module); default: every Conv and Linear
+                 weight outside the private modules
+    private      module-name patterns, or a predicate (name, module); default: norm layers and the classifier
+    classifier   the classifier's module name; default: the last Linear
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        *,
+        prunable: Choice | None = None,
+        private: Choice | None = None,
+        classifier: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.method = method
+        owned = find_private(model, private, classifier)
+        self._prunable = find_prunable(model, prunable, owned)
+        self._masks = nn.Module()
+        for name in self._prunable:
+            mask = torch.ones_like(model.get_parameter(name), dtype=torch.bool)
+            self._masks.register_buffer(_plain(name), mask)
+        self._private = nn.Module()
+        for path in list(method.paths)[1:]:
+            self._private.add_module(path, nn.Module())
+            for name, module in owned.items():
+                self._private.get_submodule(path).add_module(_plain(name), copy.deepcopy(module))
+        own = {id(p) for module in owned.values() for p in module.parameters()}
+        self._shared = [n for n, p in model.named_parameters() if n not in self._prunable and id(p) not in own]
+        own = {id(b) for module in owned.values() for b in module.buffers()}
+        self._shared_buffers = [n for n, b in model.named_buffers() if id(b) not in own]
+        self._steps_done = 0
+        with torch.no_grad():
+            method.start(self.layers)
+
+    # -- the paths -----------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """In training: {path name: its output}. In evaluation: the pruned path's plain output."""
+        if not self.training:
+            return self.path("pruned", *args, **kwargs)
+        return {name: self.path(name, *args, **kwargs) for name in self.method.paths}
+
+    def path(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """The output of one path."""
+        if name not in self.method.paths:
+            raise unknown("path", name, self.method.paths)
+        return functional_call(self.model, self.tensors(name), args, kwargs)
+
+    def tensors(self, path: str) -> dict[str, Tensor]:
+        """What the model's layers see on ``path`` instead of their own tensors."""
+        view = self.method.paths[path]
+        if path == "pruned" and not self.training:
+            view = views.kept  # the product is M * W, whatever the method trains with
+        seen: dict[str, Tensor] = {layer.name: view(layer.weight, layer.mask) for layer in self.layers}
+        if path != "pruned":
+            seen |= {name: self.model.get_parameter(name).detach() for name in self._shared}
+            seen |= {name: self.model.get_buffer(name).clone() for name in self._shared_buffers}
+            private = self._private.get_submodule(path)
+            seen |= {name.replace("/", "."): tensor for name, tensor in private.named_parameters()}
+            seen |= {name.replace("/", "."): tensor for name, tensor in private.named_buffers()}
+        return seen
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def loss(self, outputs: Mapping[str, Any], target: Any, task: Task = F.cross_entropy) -> Tensor:
+        """The method's loss over all paths; ``task(output, target)`` is the loss of one."""
+        return self.method.loss(outputs, target, task, self._steps_done)
+
+    @torch.no_grad()
+    def step(self, optimizer: Optimizer | None = None) -> Update | None:
+        """Count an optimizer step and move the masks when they are due; says what changed, or None."""
+        self._steps_done += 1
+        self.method.after_step(self.layers, optimizer, self._steps_done)
+        return self.move(optimizer, self._steps_done) if self.method.due(self._steps_done) else None
+
+    @torch.no_grad()
+    def move(self, optimizer: Optimizer | None, step: int) -> Update:
+        """Move the masks to where the method wants them after ``step`` steps, whether that is due or not."""
+        layers = self.layers
+        before = [layer.mask.clone() for layer in layers]
+        self.method.update(layers, optimizer, step)
+        return Update(step, changes(before, [layer.mask for layer in layers]))
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps counted so far."""
+        return self._steps_done
+
+    # -- what came of it -----------------------------------------------------------------------------------------
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The prunable weights with their masks: live tensors."""
+        return [
+            Layer(name, self.model.get_parameter(name), mask, found.transposed, found.conv_groups)
+            for (name, mask), found in zip(self.masks.items(), self._prunable.values(), strict=True)
+        ]
+
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        """Parameter name -> bool tensor, True = kept."""
+        return {name: self._masks.get_buffer(_plain(name)) for name in self._prunable}
+
+    @property
+    def sparsity(self) -> float:
+        """The exact fraction of the prunable weights that is pruned now (waits for the device)."""
+        total = sum(mask.numel() for mask in self.masks.values())
+        return 1 - int(torch.stack([mask.sum() for mask in self.masks.values()]).sum()) / total
+
+    def empty_layers(self) -> list[str]:
+        """The names of layers that lost every weight, so that nothing passes them (waits for the device)."""
+        alive = torch.stack([mask.any() for mask in self.masks.values()]).tolist()
+        return [name for name, any_kept in zip(self.masks, alive, strict=True) if not any_kept]
+
+    @torch.no_grad()
+    def finalize(self) -> nn.Module:
+        """The pruned net as a module of your own class, with your own keys and zeros in place; in eval mode."""
+        if empty := self.empty_layers():
+            warnings.warn(f"these layers lost every weight: {', '.join(empty)}", stacklevel=2)
+        model = copy.deepcopy(self.model).eval()
+        for name, mask in self.masks.items():
+            model.get_parameter(name).masked_fill_(~mask, 0)
+        return model
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def get_extra_state(self) -> Tensor:
+        # A tensor, so that the state dict can go into formats that hold nothing else.
+        return torch.tensor(self._steps_done)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self._steps_done = int(state)
+
+    def extra_repr(self) -> str:
+        return f"method={self.method}, prunable={list(self._prunable)}, steps_done={self._steps_done}"
+
+
+def _plain(name: str) -> str:
+    """A dotted name as one that torch accepts for a buffer or a submodule."""
+    return name.replace(".", "/")

@@ -1,0 +1,139 @@
+"""The parts of a network: which weights can be pruned, which modules every path has for itself."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.parameter import is_lazy
+
+from dcil.errors import UserError, unknown
+
+#: Name patterns (``layer1.*``), or a predicate on a name and its module.
+Choice = str | Sequence[str] | Callable[[str, nn.Module], bool]
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class Prunable:
+    """Where the layer of a prunable weight stores its output filters (see layer.py)."""
+
+    transposed: bool = False
+    conv_groups: int = 1
+
+
+def is_norm(module: nn.Module) -> bool:
+    """A normalisation layer: torch's own, or a leaf module that calls itself one (an RMSNorm from elsewhere)."""
+    named_so = "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
+    return isinstance(module, NORMS) or named_so
+
+
+def find_private(model: nn.Module, private: Choice | None, classifier: str | None) -> dict[str, nn.Module]:
+    """The modules each path owns: by default the norm layers and the classifier."""
+    modules = dict(model.named_modules())
+    if private is not None:
+        chosen = dict(matching(modules, private, "private"))
+    else:
+        name = find_classifier(model, modules, classifier)
+        chosen = {n: m for n, m in modules.items() if n and (n == name or is_norm(m))}
+    if classifier is not None and classifier not in chosen:
+        chosen[classifier] = modules[find_classifier(model, modules, classifier)]
+    # A module inside a chosen one comes along with it.
+    inside = {n for n in chosen for outer in chosen if n.startswith(f"{outer}.")}
+    return {n: m for n, m in chosen.items() if n not in inside}
+
+
+def find_classifier(model: nn.Module, modules: dict[str, nn.Module], classifier: str | None) -> str:
+    """The name given, or that of the last Linear layer in order of registration."""
+    if classifier is not None:
+        if classifier not in modules:
+            raise unknown("module for classifier=", classifier, (n for n in modules if n))
+        return classifier
+    linears = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    if not linears or linears == [""]:
+        owners = [n for n, m in modules.items() if n and any(True for _ in m.parameters(recurse=False))]
+        last = f" (the last layer with parameters is {owners[-1]!r})" if owners else ""
+        raise UserError(
+            f"no classifier found: {type(model).__name__} has no nn.Linear inside{last}; "
+            "name it with classifier='…', or pass private=[] if every path may share everything"
+        )
+    return linears[-1]
+
+
+def find_prunable(model: nn.Module, prunable: Choice | None, private: dict[str, nn.Module]) -> dict[str, Prunable]:
+    """Parameter name -> what is prunable: by default every Conv and Linear weight that is trained and not private.
+
+    Patterns and predicates speak of parameter names (``layer1.*.weight``) or of the module that owns them (``fc``).
+    A weight shared by several modules appears once, under its first name.
+    """
+    check_ready(model)
+    names = {id(p): name for name, p in model.named_parameters()}
+    owned = {id(p) for module in private.values() for p in module.parameters()}
+    chosen = list(weights_of(model)) if prunable is None else list(weights_matching(model, prunable))
+    found: dict[str, Prunable] = {}
+    for module, weight in chosen:
+        if id(weight) in owned or (prunable is None and not weight.requires_grad):
+            continue
+        transposed = isinstance(module, _ConvTransposeNd) and weight is module.weight
+        groups = module.groups if isinstance(module, _ConvTransposeNd) and transposed else 1
+        found.setdefault(names[id(weight)], Prunable(transposed, groups))
+    if not found:
+        raise UserError(
+            f"nothing to prune: {type(model).__name__} has no trainable Conv or Linear weight besides its private "
+            f"layers ({', '.join(private) or 'none'}); choose weights with prunable=['…'] or other private ones"
+        )
+    return found
+
+
+def check_ready(model: nn.Module) -> None:
+    """Lazy modules have no weights yet; computed weights (parametrizations) cannot be replaced by a view."""
+    for name, module in model.named_modules():
+        if any(is_lazy(p) for p in module.parameters(recurse=False)):
+            raise UserError(
+                f"module {name!r} ({type(module).__name__}) has no shape yet: run one batch through the model first"
+            )
+
+
+def weights_of(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, _ConvNd)):
+            weight = module._parameters.get("weight")
+            if weight is None:
+                raise UserError(
+                    f"module {name!r}: its weight is computed (weight norm, torch.nn.utils.prune or another "
+                    "parametrization); remove that first, or leave the layer out with prunable=['…']"
+                )
+            yield module, weight
+
+
+def weights_matching(model: nn.Module, choice: Choice) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+    candidates: dict[str, tuple[nn.Module, nn.Parameter]] = {}
+    for module_name, module in model.named_modules():
+        for name, parameter in module.named_parameters(module_name, recurse=False):
+            if parameter.dim() >= 2:  # biases and norm scales are not weights of connections
+                candidates[name] = (module, parameter)
+    owners = {name: module for name, (module, _) in candidates.items()}
+    for name in matching(owners, choice, "prunable", lambda name: (name, name.rpartition(".")[0])):
+        yield candidates[name]
+
+
+def matching(
+    modules: dict[str, nn.Module],
+    choice: Choice,
+    what: str,
+    aliases: Callable[[str], tuple[str, ...]] = lambda name: (name,),
+) -> dict[str, nn.Module]:
+    """Those whose name fits a pattern, or that the predicate accepts; a pattern that fits nothing is an error."""
+    if callable(choice):
+        return {name: module for name, module in modules.items() if name and choice(name, module)}
+    found: dict[str, nn.Module] = {}
+    for pattern in [choice] if isinstance(choice, str) else choice:
+        hits = {n: m for n, m in modules.items() if n and any(fnmatch.fnmatchcase(a, pattern) for a in aliases(n))}
+        if not hits:
+            raise unknown(f"name or pattern in {what}=", pattern, (n for n in modules if n))
+        found.update(hits)
+    return found

@@ -1,0 +1,173 @@
+"""Runs as rows of plain data, and those rows as text for a terminal or a page."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dcil.report.runs import Run
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+HEADINGS = ("Run", "Data set", "Model", "Method", "Sparsity", "Last", "vs dense", "Best", "Std", "Kept", "Time")
+CONSTANT = ("Data set", "Model")
+FIRST_NUMBER = HEADINGS.index("Sparsity")
+NONE = "\N{EN DASH}"
+# Two runs that differ only in these are the same experiment: the seed, and where things lie on the disk.
+NOT_THE_EXPERIMENT = {"seed", "out", "resume", "data_dir"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run, or with `n` > 1 the mean over runs that differ only in their seed (`*_spread`: sample std)."""
+
+    label: str
+    dataset: str
+    model: str
+    method: str
+    sparsity: float | None
+    last: float | None
+    best: float | None
+    std: float | None
+    seconds: float
+    kept: int | None
+    to_dense: float | None
+    status: str
+    n: int = 1
+    last_spread: float | None = None
+    best_spread: float | None = None
+
+
+def rows(runs: Sequence[Run]) -> list[Row]:
+    """A row per run in the order given, runs that differ only in seed side by side and followed by their mean."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_experiment(run), []).append(run)
+    dense = _dense_means(runs)
+    table: list[Row] = []
+    for members in groups.values():
+        table.extend(_row(run, dense) for run in members)
+        # One run per seed: repeats of a seed would make the spread over seeds look smaller than it is.
+        seeds = {run.seed: run for run in reversed(members) if run.complete}
+        if len(seeds) > 1:
+            table.append(_mean([_row(run, dense) for run in seeds.values()]))
+    return table
+
+
+def _experiment(run: Run) -> str:
+    config = {key: value for key, value in run.config.items() if key not in NOT_THE_EXPERIMENT}
+    return json.dumps(config, sort_keys=True)
+
+
+def _dense_means(runs: Sequence[Run]) -> dict[tuple[str, str], float]:
+    """(data set, model) -> mean last accuracy of its finished dense runs."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        if run.dense and run.complete and run.summary:
+            found.setdefault((run.dataset, run.model), []).append(run.summary["last"])
+    return {key: statistics.fmean(values) for key, values in found.items()}
+
+
+def _row(run: Run, dense: dict[tuple[str, str], float]) -> Row:
+    summary = run.summary
+    reference = dense.get((run.dataset, run.model))
+    to_dense = None
+    if summary and reference is not None and run.complete and not run.dense:
+        to_dense = summary["last"] - reference
+    return Row(
+        label=run.label,
+        dataset=run.dataset,
+        model=run.model,
+        method=run.method if run.granularity == "weight" else f"{run.method} {run.granularity}",
+        sparsity=run.sparsity,
+        last=summary["last"] if summary else None,
+        best=summary["best"] if summary else None,
+        std=summary["std"] if summary else None,
+        seconds=run.seconds,
+        kept=run.kept,
+        to_dense=to_dense,
+        status=run.status,
+    )
+
+
+def _mean(members: Sequence[Row]) -> Row:
+    def mean(values: Sequence[float | None]) -> float | None:
+        return statistics.fmean(value for value in values if value is not None) if None not in values else None
+
+    last = [row.last for row in members if row.last is not None]
+    best = [row.best for row in members if row.best is not None]
+    kept = mean([row.kept for row in members])
+    return replace(
+        members[0],
+        label=f"mean ± std ({len(members)})",
+        sparsity=mean([row.sparsity for row in members]),
+        last=mean(last),
+        best=mean(best),
+        std=mean([row.std for row in members]),
+        seconds=statistics.fmean(row.seconds for row in members),
+        kept=None if kept is None else round(kept),
+        to_dense=mean([row.to_dense for row in members]),
+        n=len(members),
+        last_spread=statistics.stdev(last),
+        best_spread=statistics.stdev(best),
+    )
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """The row as text, one cell per heading."""
+    return (
+        row.label,
+        row.dataset,
+        row.model,
+        row.method,
+        NONE if row.sparsity is None else f"{100 * row.sparsity:.2f} %",
+        _accuracy(row.last, row.last_spread),
+        NONE if row.to_dense is None else f"{row.to_dense:+.2f}".replace("-", "\N{MINUS SIGN}"),
+        _accuracy(row.best, row.best_spread),
+        NONE if row.std is None else f"{row.std:.2f}",
+        NONE if row.kept is None else f"{row.kept:,}",
+        duration(row.seconds),
+    )
+
+
+def _accuracy(value: float | None, spread: float | None) -> str:
+    if value is None:
+        return NONE
+    return f"{value:.2f}" if spread is None else f"{value:.2f} ± {spread:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two units a reader wants: `8.3 s`, `4 min 05 s`, `2 h 07 min`."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def to_rich(table: Sequence[Row]) -> Table:
+    """The rows for a terminal."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    # Columns in which all rows agree go into the title: a terminal is narrow.
+    columns = list(zip(*map(cells, table), strict=True))
+    same = [h for h, column in zip(HEADINGS, columns, strict=True) if h in CONSTANT and len(set(column)) == 1]
+    title = ", ".join(columns[HEADINGS.index(heading)][0] for heading in same)
+    caption = "Accuracy in percent, pruned path. Std: over the last tenth of the epochs."
+    rich = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    shown = [index for index, heading in enumerate(HEADINGS) if heading not in same]
+    for index in shown:
+        rich.add_column(HEADINGS[index], justify="right" if index >= FIRST_NUMBER else "left", overflow="fold")
+    for row in table:
+        texts = [Text(cells(row)[index]) for index in shown]  # Text, not str: a folder may be called "[red]"
+        if row.status:
+            texts[0].append(f"\n{row.status}", style="yellow")
+        rich.add_row(*texts, style="bold" if row.n > 1 else None)
+    return rich

@@ -1,0 +1,27 @@
+"""How a curve of accuracies ended."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import TypedDict
+
+
+class Summary(TypedDict):
+    last: float
+    best: float
+    best_epoch: int
+    std: float
+
+
+def summarise(top1: Sequence[float]) -> Summary:
+    """Last and best accuracy, the first epoch of the best, and the spread over the last tenth of the epochs.
+
+    The spread is the population standard deviation over max(2, epochs // 10) epochs, or as many as there are:
+    the paper's measure of stability.
+    """
+    if not top1:
+        raise ValueError("no epoch to summarise")
+    best = max(top1)
+    tail = top1[-max(2, len(top1) // 10) :]
+    return Summary(last=top1[-1], best=best, best_epoch=list(top1).index(best) + 1, std=statistics.pstdev(tail))

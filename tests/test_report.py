@@ -1,0 +1,341 @@
+"""Reports from generated run folders: what they say, what they refuse, and that they say it the same way twice."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import math
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dcil.errors import UserError
+from dcil.report import build, read, read_all, summarise, table
+
+LAYERS = [f"stage{stage}.{block}.conv.weight" for stage in range(3) for block in range(2)]
+
+
+def make(
+    folder: Path, method: str = "dcil", seed: int = 0, epochs: int = 6, done: int | None = None, offset: float = 0.0,
+    granularity: str = "Weight", lost: str = "", notes: tuple[str, ...] = (),
+) -> Path:  # fmt: skip
+    """A run folder as the trainer writes it, unfinished if `done` < `epochs`."""
+    folder.mkdir(parents=True)
+    dense = method == "dense"
+    config = {
+        "dataset": "digits", "model": "small", "seed": seed, "epochs": epochs, "out": str(folder),
+        "method": {"type": method.upper(), "name": method, "granularity": {"type": granularity}},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    lines = [_metrics(epoch, epochs, dense, offset) for epoch in range(1, (epochs if done is None else done) + 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if done is None:
+        (folder / "summary.json").write_text(json.dumps(_summary(lines, dense, lost, notes)))
+    return folder
+
+
+def _metrics(epoch: int, epochs: int, dense: bool, offset: float) -> dict[str, Any]:
+    top1 = 90 + offset - 50 / epoch + math.sin(epoch)
+    return {
+        "epoch": epoch, "step": 10 * epoch, "lr": 0.1, "sparsity": 0.0 if dense else 0.9 * epoch / epochs,
+        "train_loss": 1 / epoch, "top1": top1, "top1_super": None if dense else top1 + 1, "top1_train": 99,
+        "seconds": 2.0, "updates": [] if dense else [[10 * epoch, 30, 60 + epoch]],
+    }  # fmt: skip
+
+
+def _summary(lines: list[dict[str, Any]], dense: bool, lost: str, notes: tuple[str, ...]) -> dict[str, Any]:
+    end = summarise([line["top1"] for line in lines])
+    layers = {name: {"weights": 1000, "kept": 1000 if dense else 100} for name in LAYERS}
+    if lost:
+        layers[lost]["kept"] = 0
+    return {
+        "top1_last": end["last"], "top1_best": end["best"], "best_epoch": end["best_epoch"],
+        "std_last_10pct": end["std"], "sparsity": lines[-1]["sparsity"], "seconds": 125.0, "epochs": len(lines),
+        "complete": True, "environment": {"torch": "2.13.0", "device": "cpu"}, "layers": layers,
+        "weights": 6000, "kept": sum(layer["kept"] for layer in layers.values()), "notes": list(notes),
+    }  # fmt: skip
+
+
+class Page(HTMLParser):
+    """The page as a browser sees it: its tags, its attributes, its text; and its tags must close in order."""
+
+    VOID = frozenset({"meta", "br", "path", "use", "rect"})
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(file.read_text(encoding="utf-8"))
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(key, value or "") for key, value in attrs]
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self._open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open[-1:] != ["style"]:
+            self.text += data
+
+
+def page(folders: list[Path], out: Path) -> Page:
+    build(folders, out)
+    return Page(out)
+
+
+def test_summarise_takes_the_last_tenth() -> None:
+    top1 = [10.0] * 80 + [90.0] + [50.0] * 9 + [60.0, 70.0] * 5
+    assert summarise(top1) == {"last": 70.0, "best": 90.0, "best_epoch": 81, "std": 5.0}
+
+
+@pytest.mark.parametrize(("top1", "std"), [([80.0], 0.0), ([80.0, 90.0], 5.0), ([0.0] * 18 + [80.0, 90.0], 5.0)])
+def test_summarise_uses_two_epochs_or_what_there_is(top1: list[float], std: float) -> None:
+    assert summarise(top1)["std"] == std
+
+
+def test_summarise_refuses_nothing() -> None:
+    with pytest.raises(ValueError, match="no epoch"):
+        summarise([])
+
+
+def test_one_run(tmp_path: Path) -> None:
+    folder = make(tmp_path / "only", lost=LAYERS[4], notes=("the learning rate was clipped",))
+    seen = page([folder], tmp_path / "new" / "report.html")
+    for expected in (
+        "small on digits: 1 run", "only", "90.00 %", "2 min 05 s", "2.13.0", "the learning rate was clipped",
+        "Test accuracy by epoch", "Sparsity by epoch",
+        "Mask flips per update", "Sparsity by layer: small", "1 note", '"granularity"',
+    ):  # fmt: skip
+        assert expected in seen.text
+    assert "mean ±" not in seen.text.split("Test accuracy by epoch")[0].split("their seed.")[1]
+    assert not [file for file in (tmp_path / "new").iterdir() if file.name != "report.html"]
+
+
+def test_a_dense_run_alone_shows_only_its_accuracy(tmp_path: Path) -> None:
+    seen = page([make(tmp_path / "dense", "dense")], tmp_path / "report.html")
+    assert "Test accuracy by epoch" in seen.text
+    assert "super path" not in seen.text
+    for absent in ("Sparsity by epoch", "Mask flips", "Sparsity by layer"):
+        assert absent not in seen.text
+
+
+def test_the_page_asks_for_nothing_and_repeats_no_id(tmp_path: Path) -> None:
+    seen = page([make(tmp_path / "a"), make(tmp_path / "b", "dpf")], tmp_path / "report.html")
+    assert not {"script", "link", "img", "iframe"} & set(seen.tags)
+    links = [value for key, value in seen.attributes if key in ("href", "xlink:href", "src")]
+    assert links and all(link.startswith("#") for link in links)
+    ids = [value for key, value in seen.attributes if key == "id"]
+    assert len(ids) == len(set(ids))
+    assert {link[1:] for link in links} <= set(ids)
+
+
+def test_the_difference_to_dense_is_to_the_mean_of_the_finished_dense_runs(tmp_path: Path) -> None:
+    folders = [
+        make(tmp_path / "d0", "dense", 0, offset=1),
+        make(tmp_path / "d1", "dense", 1, offset=3),
+        make(tmp_path / "d2", "dense", 2, done=3),
+        make(tmp_path / "pruned", "dpf", granularity="Filter"),
+    ]
+    rows = {row.label: row for row in table.rows(read_all(folders))}
+    assert rows["pruned"].to_dense == pytest.approx(-2)
+    assert rows["pruned"].method == "dpf filter"
+    assert rows["d0"].to_dense is None
+    assert rows["mean ± std (2)"].last_spread == pytest.approx(math.sqrt(2))
+    assert "\N{MINUS SIGN}2.00" in page(folders, tmp_path / "report.html").text
+
+
+def test_no_difference_without_a_dense_run_of_the_same_model(tmp_path: Path) -> None:
+    other = make(tmp_path / "dense", "dense")
+    (other / "config.json").write_text((other / "config.json").read_text().replace("small", "large"))
+    assert [row.to_dense for row in table.rows(read_all([other, make(tmp_path / "a")]))] == [None, None]
+
+
+def test_seeds_are_summed_up_and_nothing_else_is(tmp_path: Path) -> None:
+    folders = [
+        make(tmp_path / "s0", seed=0),
+        make(tmp_path / "dpf", "dpf", seed=1),
+        make(tmp_path / "s1", seed=1, offset=2),
+        make(tmp_path / "again", seed=1, offset=9),
+        make(tmp_path / "running", seed=2, done=3),
+        make(tmp_path / "long", seed=3, epochs=7),
+    ]
+    rows = table.rows(read_all(folders))
+    assert [row.label for row in rows] == ["s0", "s1", "again", "running", "mean ± std (2)", "dpf", "long"]
+    mean = rows[4]
+    assert mean.last is not None and rows[0].last is not None
+    assert mean.n == 2
+    assert mean.last - rows[0].last == pytest.approx(1)
+    assert f"{mean.last:.2f} ± 1.41" in page(folders, tmp_path / "report.html").text
+
+
+def test_twelve_runs_each_have_their_own_look(tmp_path: Path) -> None:
+    from dcil.report.figures import styles
+
+    folders = [make(tmp_path / f"run{i}", ("dcil", "dpf", "gmp")[i % 3], seed=i) for i in range(12)]
+    runs = read_all(folders)
+    assert len({(style.colour, style.marker or "o") for style in styles(runs).values()}) == 12
+    seen = page(folders, tmp_path / "report.html")
+    assert "12 runs" in seen.text
+    assert seen.tags.count("details") == 12
+    assert seen.text.count("run11") >= 6  # the table, four keys, the details
+
+
+def test_an_unfinished_run(tmp_path: Path) -> None:
+    folder = make(tmp_path / "half", epochs=60, done=3)
+    run = read(folder)
+    assert run.summary == summarise([epoch.top1 for epoch in run.epochs])
+    assert (run.seconds, run.complete, run.kept) == (6.0, False, None)
+    assert run.sparsity == pytest.approx(0.9 * 3 / 60)
+    seen = page([folder, make(tmp_path / "whole")], tmp_path / "report.html")
+    assert "unfinished: epoch 3 of 60" in seen.text
+    assert "Unfinished runs are left out" in seen.text
+
+
+def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
+    folder = make(tmp_path / "new", done=0)
+    assert "unfinished: epoch 0 of 6" in page([folder], tmp_path / "report.html").text
+    (folder / "metrics.jsonl").unlink()
+    assert read(folder).summary is None
+
+
+def test_a_line_being_written_is_not_damage(tmp_path: Path) -> None:
+    folder = make(tmp_path / "half", done=3)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 4, "st')
+    assert len(read(folder).epochs) == 3
+
+
+def test_masks_that_never_revive_leave_one_panel_empty(tmp_path: Path) -> None:
+    folder = make(tmp_path / "gmp", "gmp")
+    (folder / "metrics.jsonl").write_text((folder / "metrics.jsonl").read_text().replace(", 30, ", ", 0, "))
+    assert "Mask flips" in page([folder], tmp_path / "report.html").text
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("config.json", "{", "", "not valid JSON"),
+        ("config.json", '"dataset"', '"data"', "field 'dataset' is missing"),
+        ("config.json", '"seed": 0', '"seed": true', "field 'seed' should be a whole number, not True"),
+        ("summary.json", '"top1_last"', '"top2"', "field 'top1_last' is missing"),
+        ("summary.json", '"kept": 100}', '"kept": "x"}', "field 'kept' should be a whole number"),
+        ("metrics.jsonl line 2", '"epoch": 2', '"epoch": 5', "epoch 5 stands where epoch 2 should"),
+        ("metrics.jsonl line 3", '"top1_super": 7', '"top1_super": NaN, "x": 7', "should be a finite number"),
+        ("metrics.jsonl line 1", "[[10, 30, 61]]", "[[10, 30]]", "should be [step, revived, dropped]"),
+    ],
+)
+def test_damage_is_named_in_one_line(tmp_path: Path, file: str, old: str, new: str, said: str) -> None:
+    path = make(tmp_path / "bad") / file.split()[0]
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(UserError) as error:
+        build([path.parent], tmp_path / "report.html")
+    message = str(error.value)
+    assert str(path.parent / file) in message and said in message and "\n" not in message
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "empty", tmp_path / "nowhere"):
+        with pytest.raises(UserError, match=f"{folder} is not a run folder"):
+            read(folder)
+    with pytest.raises(UserError, match="no run folder given"):
+        build([], tmp_path / "report.html")
+    with pytest.raises(UserError, match="is a folder"):
+        build([make(tmp_path / "run")], tmp_path)
+
+
+def test_a_summary_without_metrics_is_damage(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run")
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"metrics\.jsonl is missing"):
+        read(folder)
+
+
+def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run, out = make(tmp_path / "run"), tmp_path / "reports" / "report.html"
+    out.parent.mkdir()
+    out.write_text("old")
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(UserError, match=f"cannot write {out}: No space left on device"):
+        build([run], out)
+    assert out.read_text() == "old"
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(UserError, match="cannot write"):
+        build([make(tmp_path / "run")], tmp_path / "file" / "report.html")
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    name = "_<script>alert(1)<&'\"$\\frac{[red]"
+    folder = make(tmp_path / name, notes=("<b onclick=x>bold</b>",))
+    for file in folder.iterdir():
+        file.write_text(file.read_text().replace("stage0.0", "$<i>^{").replace('"small"', '"<u>small$"'))
+    seen = page([folder], tmp_path / "report.html")
+    assert not {"script", "i", "u"} & set(seen.tags)
+    assert "onclick" not in dict(seen.attributes)
+    assert seen.text.count(name) >= 6
+    assert "$<i>^{.conv.weight" in seen.text and "<u>small$ on digits" in seen.text
+
+
+def test_runs_of_one_name_are_told_apart_and_repeats_are_dropped(tmp_path: Path) -> None:
+    a, b = make(tmp_path / "a" / "run"), make(tmp_path / "b" / "run", seed=1)
+    assert [run.label for run in read_all([a, b, tmp_path / "b" / "." / "run", a])] == ["a/run", "b/run"]
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    folders = [make(tmp_path / "a"), make(tmp_path / "b", "dpf"), make(tmp_path / "c", "dense")]
+    build(folders, tmp_path / "1.html")
+    build(folders, tmp_path / "2.html")
+    assert (tmp_path / "1.html").read_bytes() == (tmp_path / "2.html").read_bytes()
+
+
+def test_the_terminal_table_has_every_cell(tmp_path: Path) -> None:
+    runs = read_all([make(tmp_path / "[red]", seed=0), make(tmp_path / "b", seed=1), make(tmp_path / "c", done=2)])
+    rows = table.rows(runs)
+    console = Console(width=200, file=io.StringIO())
+    console.print(table.to_rich(rows))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    for row in rows:
+        assert all(cell in shown for cell in table.cells(row))
+    assert "unfinished: epoch 2 of 6" in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(8.26, "8.3 s"), (59.96, "1 min 00 s"), (245, "4 min 05 s"), (7620, "2 h 07 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert table.duration(seconds) == text
+
+
+def test_reading_runs_loads_no_drawing_library() -> None:
+    code = "import sys, dcil.report; print([m for m in ('matplotlib', 'jinja2', 'rich') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
