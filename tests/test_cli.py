@@ -57,7 +57,7 @@ def wrong(words, capsys):
         (["train", "--set", "kl=much"], ["kl=much", "float"]),
         (["train", "--set", "kl"], ["NAME=VALUE"]),
         (["train", "--method", "dpf", "--set", "freeze=maybe"], ["freeze=maybe", "bool"]),
-        (["train", "--set", "every=0"], ["every=0", "at least 1"]),
+        (["train", "--set", "every=-1"], ["every=-1", "at least 1"]),
         (["train", "--sparsty", "0.9"], ["'--sparsty'", "'--sparsity'"]),
         (["train", "--device", "cuda:77"], ["cuda:77", "cpu"]),
         (["train", "--device", "gpu"], ["gpu", "allowed: auto, cpu, cuda"]),

@@ -262,6 +262,7 @@ def test_classifier_inside_named_modules():
 @pytest.mark.parametrize("method", METHODS.values())
 def test_state_dict_goes_on_bit_for_bit(method):
     settings = {"sparsity": 0.6, "every": 3} if method.prunes else {}
+    settings |= {"inner": False} if method is METHODS["l1filter"] else {}
 
     def fresh():
         torch.manual_seed(1)
@@ -360,7 +361,7 @@ def test_eval_sees_the_pruned_weights_whatever_the_method_trains_with():
         (lambda: DCIL(sparsity=1.0, steps=10), "below 1"),
         (lambda: DCIL(sparsity=-0.1, steps=10), "sparsity"),
         (lambda: DCIL(sparsity=0.5, steps=0), "steps"),
-        (lambda: DCIL(sparsity=0.5, steps=5, every=0), "every"),
+        (lambda: DCIL(sparsity=0.5, steps=5, every=-1), "every"),
         (lambda: DCIL(sparsity=0.5, steps=5, ramp=0.0), "ramp"),
         (lambda: DCIL(sparsity=0.5, steps=5, temperature=0.0), "temperature"),
         (lambda: DCIL(sparsity=0.5, steps=5, kl=-1.0), "kl"),
@@ -398,3 +399,117 @@ def test_views_are_what_the_methods_say():
     assert DCIL.paths == {"pruned": views.kept, "super": views.revived}
     assert DPF.paths == {"pruned": views.straight_through}
     assert isinstance(Counting(), nn.Module)
+
+
+# -- found by review --------------------------------------------------------------------------------------------------
+
+
+class Averaging(nn.Module):
+    """A norm that assigns its buffer anew instead of writing into it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(12))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        return x - self.mean
+
+
+class AveragingNorm(Averaging):
+    pass
+
+
+def test_a_buffer_that_is_assigned_anew_arrives_on_both_paths():
+    net = SparseNet(nn.Sequential(nn.Linear(5, 12), AveragingNorm(), nn.Linear(12, 4)), DCIL(sparsity=0.5, steps=9))
+    scatter_masks(net)
+    for _ in range(3):
+        net(torch.randn(6, 5))
+    private = dict(net._private.named_buffers())["super.1.mean"]
+    assert private.abs().sum() > 0
+    assert net.model[1].mean.abs().sum() > 0
+    assert not torch.equal(private, net.model[1].mean)
+
+
+def test_norms_that_share_a_parameter():
+    model = nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+    model[3].weight = model[1].weight
+    net = SparseNet(model, DCIL(sparsity=0.5, steps=9))
+    net.loss(net(torch.randn(6, 5)), torch.randint(4, (6,))).backward()
+    copies = net._private.get_submodule("super")
+    assert copies.get_submodule("1").weight is copies.get_submodule("3").weight
+
+
+def test_a_convolution_called_norm_is_a_convolution():
+    class NormedConv(nn.Conv2d):
+        pass
+
+    model = nn.Sequential(NormedConv(2, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+    assert list(SparseNet(model, DCIL(sparsity=0.5, steps=9)).masks) == ["0.weight"]
+
+
+def test_a_classifier_that_cannot_be_told_is_asked_for():
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 1), nn.Flatten(), nn.Linear(4, 4), nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 4, 1)
+    )
+    with pytest.raises(UserError, match="'4' comes after it"):
+        SparseNet(model, DCIL(sparsity=0.5, steps=9))
+    assert "2.weight" in SparseNet(model, DCIL(sparsity=0.5, steps=9), classifier="4").masks
+
+
+def test_a_classifier_asked_for_by_name_is_prunable():
+    model = nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+    net = SparseNet(model, DCIL(sparsity=0.5, steps=9), prunable=["0", "2"])
+    assert list(net.masks) == ["0.weight", "2.weight"]
+    assert private_names(net) == ["1"]
+
+
+def test_half_precision_logits_give_a_kl_that_is_not_negative():
+    student = torch.randn(64, 10, dtype=torch.bfloat16)
+    teacher = student + 0.02 * torch.randn(64, 10).bfloat16()
+    exact = distill(student.double(), teacher.double(), 2.0)
+    assert distill(student, teacher, 2.0).item() == pytest.approx(exact.item(), rel=1e-3)
+
+
+def test_outputs_without_classes_are_refused_from_the_first_step():
+    net = SparseNet(nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 1), nn.Flatten(0)), DCIL(sparsity=0.5, steps=9))
+    with pytest.raises(UserError, match="kl=0"):
+        net.loss(net(torch.randn(6, 5)), torch.randn(6), task=F.mse_loss)
+    net = SparseNet(nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 1), nn.Flatten(0)), DCIL(sparsity=0.5, steps=9, kl=0.0))
+    net.loss(net(torch.randn(6, 5)), torch.randn(6), task=F.mse_loss).backward()
+
+
+def test_finalize_copes_with_an_activation_left_on_a_module():
+    class Stashing(nn.Linear):
+        def forward(self, x):
+            self.seen = super().forward(x)
+            return self.seen
+
+    net = SparseNet(nn.Sequential(Stashing(5, 8), nn.Linear(8, 4)), DCIL(sparsity=0.5, steps=9))
+    net(torch.randn(6, 5))
+    assert net.finalize()(torch.randn(6, 5)).shape == (6, 4)
+
+
+def test_checkpointed_activations_are_refused():
+    model = NETWORKS["plain"][0]()
+    model[0].gradient_checkpointing = True
+    with pytest.raises(UserError, match="'0' checkpoints"):
+        SparseNet(model, DCIL(sparsity=0.5, steps=9))
+
+
+def test_a_model_in_eval_mode_is_trained_all_the_same():
+    assert SparseNet(NETWORKS["plain"][0]().eval(), DCIL(sparsity=0.5, steps=9)).model.training
+
+
+def test_double_weights_are_ranked_in_double():
+    model = nn.Sequential(nn.Linear(4, 1, bias=False), nn.Linear(1, 2)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0, 1 + 1e-9, 1 + 2e-9, 1 + 3e-9]], dtype=torch.double))
+    net = SparseNet(model, DPF(sparsity=0.5, steps=1))
+    net.step()
+    assert net.masks["0.weight"].tolist() == [[False, False, True, True]]
+
+
+def test_no_kl_ever_means_none_while_fine_tuning_either():
+    assert DCIL(sparsity=0.5, steps=10, warmup=1.0).kl_at(15) == 0.0

@@ -29,7 +29,7 @@ def make(
     folder.mkdir(parents=True)
     dense = method == "dense"
     config = {
-        "dataset": "digits", "model": "small", "seed": seed, "epochs": epochs, "out": str(folder),
+        "dataset": "digits", "model": "small", "seed": seed, "total_epochs": epochs, "out": str(folder),
         "method": {"type": method.upper(), "name": method, "granularity": {"type": granularity}},
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))

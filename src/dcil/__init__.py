@@ -2,28 +2,72 @@
 
 from __future__ import annotations
 
-from dcil.criteria import Criterion, Magnitude
+from dcil.criteria import OBD, Criterion, Gradient, Magnitude, Taylor
 from dcil.errors import UserError
-from dcil.granularity import Filter, Granularity, Weight
-from dcil.method import Method
-from dcil.methods import DCIL, DPF, METHODS, Dense
+from dcil.granularity import NM, Filter, Granularity, Weight
+from dcil.method import Method, Moment, Phase
+from dcil.methods import (
+    DCIL,
+    DNS,
+    DPF,
+    DSR,
+    FPGM,
+    GMP,
+    METHODS,
+    MIL,
+    SET,
+    SFP,
+    SM,
+    AutoPrune,
+    Dense,
+    L1Filter,
+    OneShot,
+    Rewind,
+    RigL,
+)
 from dcil.net import SparseNet, Update
 from dcil.schedule import Cubic
+from dcil.scope import ERK, Global, Scope, Uniform
+from dcil.surgeon import OBS
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DCIL",
+    "DNS",
     "DPF",
+    "DSR",
+    "ERK",
+    "FPGM",
+    "GMP",
     "METHODS",
+    "MIL",
+    "NM",
+    "OBD",
+    "OBS",
+    "SET",
+    "SFP",
+    "SM",
+    "AutoPrune",
     "Criterion",
     "Cubic",
     "Dense",
     "Filter",
+    "Global",
+    "Gradient",
     "Granularity",
+    "L1Filter",
     "Magnitude",
     "Method",
+    "Moment",
+    "OneShot",
+    "Phase",
+    "Rewind",
+    "RigL",
+    "Scope",
     "SparseNet",
+    "Taylor",
+    "Uniform",
     "Update",
     "UserError",
     "Weight",

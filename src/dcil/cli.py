@@ -28,12 +28,15 @@ def main(words: Sequence[str] | None = None) -> int:
     except UserError as error:
         sys.stderr.write(f"dcil: {' '.join(str(error).split())}\n")
         return error.exit_code
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # the reader of our output has gone
+            sys.stderr.close()
+            return EXIT_FAILED
+        sys.stderr.write(f"dcil: {error.filename or ''}: {error.strerror or error}\n")
+        return EXIT_WRONG_INPUT
     except KeyboardInterrupt:
         sys.stderr.write("dcil: interrupted\n")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone
-        sys.stderr.close()
-        return EXIT_FAILED
 
 
 def run(words: Sequence[str]) -> int:

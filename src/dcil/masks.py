@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dcil.criteria import Criterion
-from dcil.granularity import Granularity
+from dcil.kth import kth_smallest
 from dcil.layer import Layer
+from dcil.scope import Scope, counts
 
 
 def keep_largest(scores: Tensor, pruned: int) -> Tensor:
@@ -22,7 +22,7 @@ def keep_largest(scores: Tensor, pruned: int) -> Tensor:
         return torch.ones_like(scores, dtype=torch.bool)
     if pruned >= scores.numel():
         return torch.zeros_like(scores, dtype=torch.bool)
-    threshold = scores.kthvalue(pruned).values
+    threshold = kth_smallest(scores, pruned)
     above = scores > threshold
     tied = scores == threshold
     room = scores.numel() - pruned - above.sum()
@@ -30,13 +30,22 @@ def keep_largest(scores: Tensor, pruned: int) -> Tensor:
 
 
 @torch.no_grad()
-def select(layers: Sequence[Layer], sparsity: float, criterion: Criterion, granularity: Granularity) -> list[Tensor]:
-    """One ranking across all layers: a mask per layer, with floor(sparsity * n) of the n groups pruned in all."""
-    rows = [layer.rows(criterion.score(layer.weight, layer.weight.grad)) for layer in layers]
-    groups = [granularity.groups(scores) for scores in rows]
-    ranking = torch.cat(groups)
-    kept = torch.split(keep_largest(ranking, int(sparsity * ranking.numel())), [g.numel() for g in groups])
-    return [layer.fold(granularity.expand(k, tuple(r.shape))) for layer, k, r in zip(layers, kept, rows, strict=True)]
+def select(scores: Sequence[Tensor], sparsity: float, scope: Scope, layers: Sequence[Layer]) -> list[Tensor]:
+    """For each layer's 1-D group scores the groups to keep: floor(sparsity * n) of all n groups go."""
+    sizes = [score.numel() for score in scores]
+    pruned = int(sparsity * sum(sizes))
+    shares = scope.sparsities(layers, sparsity)
+    if shares is None:
+        return list(torch.split(keep_largest(torch.cat(list(scores)), pruned), sizes))
+    each = counts(shares, sizes, pruned)
+    return [keep_largest(score, n) for score, n in zip(scores, each, strict=True)]
+
+
+def largest_among(candidates: Tensor, scores: Tensor, count: int) -> Tensor:
+    """Exactly ``count`` of the ``candidates`` (a bool tensor): those with the largest scores, which are 0 or more."""
+    tiny = torch.finfo(torch.float32).tiny  # so that no candidate ties with what is none
+    ranked = torch.where(candidates, scores.float().clamp_min(tiny), 0.0).flatten()
+    return keep_largest(ranked, ranked.numel() - count).view_as(candidates)
 
 
 def changes(old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from dcil import views
 from dcil.errors import unknown
 from dcil.layer import Layer
 from dcil.masks import changes
-from dcil.method import Method, Task
+from dcil.method import Method, Moment, Task
 from dcil.parts import Choice, find_private, find_prunable
 
 
@@ -59,10 +59,15 @@ class SparseNet(nn.Module):
         classifier: str | None = None,
     ) -> None:
         super().__init__()
+        model = method.prepare(model)
         self.model = model
         self.method = method
         owned = find_private(model, private, classifier)
-        self._prunable = find_prunable(model, prunable, owned)
+        self._prunable = find_prunable(model, prunable, owned, method)
+        if private is None:  # a weight asked for by name is prunable, even if it would be private by default
+            owned = {
+                n: m for n, m in owned.items() if not any(f"{n}.{k}" in self._prunable for k, _ in m.named_parameters())
+            }
         self._masks = nn.Module()
         for name in self._prunable:
             mask = torch.ones_like(model.get_parameter(name), dtype=torch.bool)
@@ -70,15 +75,19 @@ class SparseNet(nn.Module):
         self._private = nn.Module()
         for path in list(method.paths)[1:]:
             self._private.add_module(path, nn.Module())
-            for name, module in owned.items():
-                self._private.get_submodule(path).add_module(_plain(name), copy.deepcopy(module))
+            for name, module in copy.deepcopy(owned).items():  # all at once, so that what is tied stays tied
+                self._private.get_submodule(path).add_module(_plain(name), module)
         own = {id(p) for module in owned.values() for p in module.parameters()}
         self._shared = [n for n, p in model.named_parameters() if n not in self._prunable and id(p) not in own]
         own = {id(b) for module in owned.values() for b in module.buffers()}
         self._shared_buffers = [n for n, b in model.named_buffers() if id(b) not in own]
+        self._state = nn.Module()
+        for name, tensor in method.remember(self.layers, model).items():
+            self._state.register_buffer(_plain(name), tensor)
         self._steps_done = 0
+        self.train()
         with torch.no_grad():
-            method.start(self.layers)
+            method.start(self.moment(None))
 
     # -- the paths -----------------------------------------------------------------------------------------------
 
@@ -92,14 +101,20 @@ class SparseNet(nn.Module):
         """The output of one path."""
         if name not in self.method.paths:
             raise unknown("path", name, self.method.paths)
-        return functional_call(self.model, self.tensors(name), args, kwargs)
+        seen = self.tensors(name)
+        output = functional_call(self.model, seen, args, kwargs)
+        if name != "pruned":  # a module that assigned its buffer anew left the new one in ``seen``
+            for key, buffer in self._private.get_submodule(name).named_buffers():
+                if (new := seen[key.replace("/", ".")]) is not buffer:
+                    buffer.copy_(new.detach())
+        return output
 
     def tensors(self, path: str) -> dict[str, Tensor]:
         """What the model's layers see on ``path`` instead of their own tensors."""
-        view = self.method.paths[path]
-        if path == "pruned" and not self.training:
-            view = views.kept  # the product is M * W, whatever the method trains with
-        seen: dict[str, Tensor] = {layer.name: view(layer.weight, layer.mask) for layer in self.layers}
+        if path == "pruned" and not self.training:  # the product is M * W, whatever the method trains with
+            seen = {layer.name: views.kept(layer.weight, layer.mask) for layer in self.layers}
+        else:
+            seen = {layer.name: self.method.see(path, layer, self.state) for layer in self.layers}
         if path != "pruned":
             seen |= {name: self.model.get_parameter(name).detach() for name in self._shared}
             seen |= {name: self.model.get_buffer(name).clone() for name in self._shared_buffers}
@@ -118,16 +133,20 @@ class SparseNet(nn.Module):
     def step(self, optimizer: Optimizer | None = None) -> Update | None:
         """Count an optimizer step and move the masks when they are due; says what changed, or None."""
         self._steps_done += 1
-        self.method.after_step(self.layers, optimizer, self._steps_done)
-        return self.move(optimizer, self._steps_done) if self.method.due(self._steps_done) else None
+        self.method.after_step(self.moment(optimizer))
+        return self.move(optimizer) if self.method.due(self._steps_done) else None
 
     @torch.no_grad()
-    def move(self, optimizer: Optimizer | None, step: int) -> Update:
-        """Move the masks to where the method wants them after ``step`` steps, whether that is due or not."""
-        layers = self.layers
-        before = [layer.mask.clone() for layer in layers]
-        self.method.update(layers, optimizer, step)
-        return Update(step, changes(before, [layer.mask for layer in layers]))
+    def move(self, optimizer: Optimizer | None) -> Update:
+        """Move the masks to where the method wants them after the steps done, whether that is due or not."""
+        now = self.moment(optimizer)
+        before = [layer.mask.clone() for layer in now.layers]
+        self.method.update(now)
+        return Update(now.step, changes(before, [layer.mask for layer in now.layers]))
+
+    def moment(self, optimizer: Optimizer | None) -> Moment:
+        """What the method's hooks work on, now."""
+        return Moment(self.layers, self._steps_done, optimizer, self.state, self.model)
 
     @property
     def steps_done(self) -> int:
@@ -150,10 +169,32 @@ class SparseNet(nn.Module):
         return {name: self._masks.get_buffer(_plain(name)) for name in self._prunable}
 
     @property
+    def state(self) -> dict[str, Tensor]:
+        """What the method remembers, by name: live tensors."""
+        return {name.replace("/", "."): tensor for name, tensor in self._state.named_buffers()}
+
+    @property
     def sparsity(self) -> float:
         """The exact fraction of the prunable weights that is pruned now (waits for the device)."""
         total = sum(mask.numel() for mask in self.masks.values())
         return 1 - int(torch.stack([mask.sum() for mask in self.masks.values()]).sum()) / total
+
+    def groups(self) -> tuple[int, int]:
+        """How many of the groups that the method prunes (weights, filters) are pruned, and how many there are."""
+        granularity = self.method.granularity
+        pairs = [granularity.dead(layer) for layer in self.layers if granularity.fits(layer)]
+        return sum(dead for dead, _ in pairs), sum(groups for _, groups in pairs)
+
+    def notes(self) -> list[str]:
+        """What somebody who reads the result should know (waits for the device)."""
+        found = [f"layer {name} lost every weight: nothing passes it any more" for name in self.empty_layers()]
+        granularity, asked = self.method.granularity, self.method.sparsity
+        if misfits := [layer.name for layer in self.layers if not granularity.fits(layer)]:
+            found.append(f"{granularity} does not fit these layers, which stay dense: {', '.join(misfits)}")
+        dead, groups = self.groups()
+        if abs(dead - int(asked * groups)) > 0.005 * groups:
+            found.append(f"asked for a sparsity of {asked:g}, reached {dead / max(1, groups):.4f}")
+        return found + self.method.notes(self.model)
 
     def empty_layers(self) -> list[str]:
         """The names of layers that lost every weight, so that nothing passes them (waits for the device)."""
@@ -165,7 +206,9 @@ class SparseNet(nn.Module):
         """The pruned net as a module of your own class, with your own keys and zeros in place; in eval mode."""
         if empty := self.empty_layers():
             warnings.warn(f"these layers lost every weight: {', '.join(empty)}", stacklevel=2)
-        model = copy.deepcopy(self.model).eval()
+        # Tensors that a forward pass left on a module cannot be copied with their history.
+        stray = [v for m in self.model.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf]
+        model = copy.deepcopy(self.model, {id(v): v.detach().clone() for v in stray}).eval()
         for name, mask in self.masks.items():
             model.get_parameter(name).masked_fill_(~mask, 0)
         return model
@@ -174,7 +217,7 @@ class SparseNet(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         # A tensor, so that the state dict can go into formats that hold nothing else.
-        return torch.tensor(self._steps_done)
+        return torch.tensor(self._steps_done, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         self._steps_done = int(state)

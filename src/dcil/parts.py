@@ -12,6 +12,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 
 from dcil.errors import UserError, unknown
+from dcil.granularity import Filter
+from dcil.method import Method
 
 #: Name patterns (``layer1.*``), or a predicate on a name and its module.
 Choice = str | Sequence[str] | Callable[[str, nn.Module], bool]
@@ -29,7 +31,7 @@ class Prunable:
 def is_norm(module: nn.Module) -> bool:
     """A normalisation layer: torch's own, or a leaf module that calls itself one (an RMSNorm from elsewhere)."""
     named_so = "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
-    return isinstance(module, NORMS) or named_so
+    return isinstance(module, NORMS) or (named_so and not isinstance(module, (nn.Linear, _ConvNd)))
 
 
 def find_private(model: nn.Module, private: Choice | None, classifier: str | None) -> dict[str, nn.Module]:
@@ -61,23 +63,33 @@ def find_classifier(model: nn.Module, modules: dict[str, nn.Module], classifier:
             f"no classifier found: {type(model).__name__} has no nn.Linear inside{last}; "
             "name it with classifier='…', or pass private=[] if every path may share everything"
         )
+    later = [n for n, m in modules.items() if isinstance(m, (nn.Linear, _ConvNd))][-1]
+    if later != linears[-1]:
+        raise UserError(
+            f"no classifier found: {linears[-1]!r} is the last nn.Linear of {type(model).__name__}, but {later!r} "
+            "comes after it; name the classifier with classifier='…'"
+        )
     return linears[-1]
 
 
-def find_prunable(model: nn.Module, prunable: Choice | None, private: dict[str, nn.Module]) -> dict[str, Prunable]:
-    """Parameter name -> what is prunable: by default every Conv and Linear weight that is trained and not private.
+def find_prunable(
+    model: nn.Module, prunable: Choice | None, private: dict[str, nn.Module], method: Method
+) -> dict[str, Prunable]:
+    """Parameter name -> what is prunable: by default every Conv and Linear weight that is trained and not private,
+    less the first layer or the shortcuts, plus the classifier, where the method wants that.
 
     Patterns and predicates speak of parameter names (``layer1.*.weight``) or of the module that owns them (``fc``).
     A weight shared by several modules appears once, under its first name.
     """
     check_ready(model)
     names = {id(p): name for name, p in model.named_parameters()}
-    owned = {id(p) for module in private.values() for p in module.parameters()}
-    chosen = list(weights_of(model)) if prunable is None else list(weights_matching(model, prunable))
+    if prunable is None:
+        trained = [(m, w) for m, w in weights_of(model, method, private) if w.requires_grad]
+        chosen = [(m, w) for m, w in trained if method.takes(names[id(w)])]
+    else:
+        chosen = list(weights_matching(model, prunable))
     found: dict[str, Prunable] = {}
     for module, weight in chosen:
-        if id(weight) in owned or (prunable is None and not weight.requires_grad):
-            continue
         transposed = isinstance(module, _ConvTransposeNd) and weight is module.weight
         groups = module.groups if isinstance(module, _ConvTransposeNd) and transposed else 1
         found.setdefault(names[id(weight)], Prunable(transposed, groups))
@@ -90,24 +102,48 @@ def find_prunable(model: nn.Module, prunable: Choice | None, private: dict[str, 
 
 
 def check_ready(model: nn.Module) -> None:
-    """Lazy modules have no weights yet; computed weights (parametrizations) cannot be replaced by a view."""
+    """What would go wrong later, or worse, silently: lazy modules, and activations that are computed twice."""
     for name, module in model.named_modules():
-        if any(is_lazy(p) for p in module.parameters(recurse=False)):
+        if (
+            getattr(module, "gradient_checkpointing", False) is True
+            or getattr(module, "grad_checkpointing", False) is True
+        ):
+            raise UserError(
+                f"module {name or type(model).__name__!r} checkpoints its activations: the second forward pass "
+                "would see the unmasked weights; switch that off, e.g. with model.gradient_checkpointing_disable()"
+            )
+        if any(is_lazy(t) for t in [*module.parameters(recurse=False), *module.buffers(recurse=False)]):
             raise UserError(
                 f"module {name!r} ({type(module).__name__}) has no shape yet: run one batch through the model first"
             )
 
 
-def weights_of(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
-    for name, module in model.named_modules():
-        if isinstance(module, (nn.Linear, _ConvNd)):
-            weight = module._parameters.get("weight")
-            if weight is None:
-                raise UserError(
-                    f"module {name!r}: its weight is computed (weight norm, torch.nn.utils.prune or another "
-                    "parametrization); remove that first, or leave the layer out with prunable=['…']"
-                )
+def weights_of(
+    model: nn.Module, method: Method, private: dict[str, nn.Module]
+) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+    """The default choice."""
+    owned = {id(p) for module in private.values() for p in module.parameters()}
+    # A filter of the classifier is a class: it cannot go.
+    with_heads = method.classifier and not isinstance(method.granularity, Filter)
+    heads = {id(p) for m in private.values() if with_heads and not is_norm(m) for p in m.parameters()}
+    layers = [(n, m) for n, m in model.named_modules() if isinstance(m, (nn.Linear, _ConvNd))]
+    for position, (name, module) in enumerate(layers):
+        weight = module._parameters.get("weight")
+        if weight is None and any(module is m for m in private.values()):
+            continue
+        if weight is None:
+            raise UserError(
+                f"module {name!r}: its weight is computed (weight norm, torch.nn.utils.prune or another "
+                "parametrization); remove that first, or leave the layer out with prunable=['…']"
+            )
+        skipped = (not method.stem and position == 0) or (not method.shortcuts and is_shortcut(name))
+        if not skipped and (id(weight) not in owned or id(weight) in heads):
             yield module, weight
+
+
+def is_shortcut(name: str) -> bool:
+    """A projection beside the main branch, by the names that residual networks give it."""
+    return any(word in name for word in ("shortcut", "downsample", "proj_skip"))
 
 
 def weights_matching(model: nn.Module, choice: Choice) -> Iterator[tuple[nn.Module, nn.Parameter]]:

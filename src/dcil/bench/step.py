@@ -50,11 +50,13 @@ def compare(model: str, batch: int, rounds: int) -> list[tuple[str, ...]]:
 def step_of(
     model: str, method: Method, x: torch.Tensor, y: torch.Tensor
 ) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A training step without and a mask update with nothing else, halfway through the schedule."""
+    """A training step without its mask update, and a mask update alone."""
     torch.manual_seed(0)
     net = SparseNet(models.build(model), method).train()
     net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as the trainer does
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
+
+    net.set_extra_state(torch.tensor(STEPS // 2))  # halfway through the schedule
 
     def step() -> None:
         loss = net.loss(net(x), y)
@@ -64,7 +66,7 @@ def step_of(
 
     def move() -> None:
         if method.prunes:
-            net.move(optimizer, STEPS // 2)
+            net.move(optimizer)
 
     move()
     return step, move

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import typing
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from dcil import METHODS, data, models
+from dcil import METHODS, Method, data, models
 from dcil.commands.parser import Parser, say
 from dcil.errors import unknown
 from dcil.train import RECIPES
-from dcil.train.config import GRANULARITIES
+from dcil.train.config import FLAGS, GRANULARITIES, PARTS
 
 
 def main(words: Sequence[str]) -> int:
@@ -28,11 +29,13 @@ def main(words: Sequence[str]) -> int:
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     kind = METHODS[method]
-    say(inspect.getdoc(kind) or "")
-    table = Table("setting (--set NAME=VALUE)", "default", title=method)
+    say(f"{inspect.getdoc(kind)}\n\nCommon to all methods:\n\n{inspect.getdoc(Method)}\n")
+    table = Table("setting", "default", "how to set it")
     for field in dataclasses.fields(kind):
         default = "" if field.default is dataclasses.MISSING else repr(field.default)
-        table.add_row(field.name, default)
+        values = PARTS.get(typing.get_type_hints(kind)[field.name])
+        set_by = f"--set {field.name}={'|'.join(values) if values else '…'}"
+        table.add_row(field.name, default, FLAGS.get(field.name, set_by))
     console.print(table)
     return 0
 

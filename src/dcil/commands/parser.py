@@ -41,6 +41,12 @@ def whole(text: str) -> int:
     return _number(int, text, "a whole number")
 
 
+def positive(text: str) -> int:
+    if (value := whole(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
 def number(text: str) -> float:
     return _number(float, text, "a number")
 
@@ -72,8 +78,8 @@ def device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(name)
-        torch.zeros(1, device=found)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=found).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].strip()
         raise argparse.ArgumentTypeError(
             f"{name} cannot be used here ({reason}); allowed: auto, cpu, cuda, cuda:N"

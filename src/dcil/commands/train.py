@@ -19,7 +19,7 @@ from dcil.commands.parser import Parser, device, epochs, number, pair, say, whol
 from dcil.errors import UserError, unknown
 from dcil.train import RECIPES, Config, RunFolder
 from dcil.train import train as run_training
-from dcil.train.config import setting
+from dcil.train.config import granularity_named, setting
 from dcil.train.memory import keep_freed_memory
 from dcil.train.progress import showing
 
@@ -32,8 +32,10 @@ def main(words: Sequence[str]) -> int:
     add_options(parser)
     args = parser.parse(words)
     flags = {name: getattr(args, name) for name in CONFIG if hasattr(args, name)}
-    methods = method_names(flags.pop("method", None))
+    methods = method_names(flags.pop("method", None), flags.get("granularity"))
     base = args.out or Path("runs") / run_name(flags, args.recipe, methods)
+    if len(methods) > 1 and RunFolder(base).started:
+        raise UserError(f"{base} is a run itself; several methods need a folder of their own: choose another --out")
     folders = [RunFolder(base / (name or "")) for name in methods] if len(methods) > 1 else [RunFolder(base)]
     configs = [
         plan_run(folder, name, for_method(name or "dcil", flags, methods), args.recipe, args.resume)
@@ -78,11 +80,14 @@ def reader(kind: Any) -> Any:
     return readers.get(kind, epochs)
 
 
-def method_names(text: str | None) -> list[str | None]:
-    """The methods asked for: one, several with commas between them, or all; [None] if none was named."""
+def method_names(text: str | None, granularity: str | None) -> list[str | None]:
+    """The methods asked for: one, several with commas, or all that the granularity suits; [None] if none was named."""
     if text is None:
         return [None]
-    names: list[str | None] = [*METHODS] if text == "all" else [*text.split(",")]
+    if text == "all":
+        wanted = granularity_named(granularity) if granularity else None
+        return [n for n, kind in METHODS.items() if wanted is None or isinstance(wanted, kind.granularities)]
+    names: list[str | None] = [*text.split(",")]
     for name in names:
         if name not in METHODS:
             raise unknown("method", name or "", [*METHODS, "all"])
@@ -115,17 +120,24 @@ def plan_run(folder: RunFolder, method: str | None, flags: dict[str, Any], recip
     if folder.started:
         if not resume:
             raise UserError(f"{folder.path} holds a run already: --resume goes on with it, or choose another --out")
-        return check_same(folder, method, flags)
-    if folder.path.is_file() or any(not file.name.endswith(".part") for file in folder.path.glob("*")):
+        return check_same(folder, method, flags, recipe)
+    if inside := [path.parent.name for path in sorted(folder.path.glob("*/config.json"))]:
+        raise UserError(
+            f"{folder.path} holds the runs {', '.join(inside)}: say --method {','.join(inside)} with --resume"
+        )
+    if folder.path.is_file() or any(not file.name.startswith(".") for file in folder.path.glob("*")):
         raise UserError(f"{folder.path} exists and is not a run folder; choose another --out")
+    if resume:
+        say(f"no run in {folder.path} yet: starting it")
     return override(base_config(flags, recipe, method or "dcil"), flags)
 
 
-def check_same(folder: RunFolder, method: str | None, flags: dict[str, Any]) -> Config:
+def check_same(folder: RunFolder, method: str | None, flags: dict[str, Any], recipe: str | None) -> Config:
     """The config of a run to resume, if the flags do not ask for another one."""
     config = folder.config()
     same_method = method in (None, config.method)
-    asked = override(config, flags) if same_method else config
+    base = config if recipe is None else base_config(flags, recipe, config.method)
+    asked = override(base, flags) if same_method else config
     changes = {n: (getattr(config, n), getattr(asked, n)) for n in CONFIG if getattr(config, n) != getattr(asked, n)}
     if not same_method:
         changes["method"] = (config.method, method)
@@ -149,7 +161,10 @@ def base_config(flags: dict[str, Any], recipe: str | None, method: str) -> Confi
     model = flags.get("model", MODELS_FOR[dataset])
     family = {"digits": "digits", "imagefolder": "imagenet-resnet18"}.get(dataset)
     family = family or f"{dataset}-{'wrn-28-2' if model.startswith('wrn') else 'resnet20'}"
-    return replace(RECIPES.get(f"{dataset}-{model}", RECIPES[family])(method=method), model=model)
+    # Without --recipe a method has its own, original settings; a recipe is the paper's protocol.
+    names = (f"{dataset}-{model}", f"imagenet-{model}" if dataset == "imagefolder" else family, family)
+    recipe_for = next(RECIPES[name] for name in names if name in RECIPES)
+    return replace(recipe_for(method=method, protocol=False), model=model)
 
 
 def override(config: Config, flags: dict[str, Any]) -> Config:
@@ -157,12 +172,16 @@ def override(config: Config, flags: dict[str, Any]) -> Config:
     changes = dict(flags)
     if "settings" in flags:
         kind = METHODS[config.method]
-        changes["settings"] = config.settings | {n: setting(kind, n, value) for n, value in flags["settings"]}
+        for name, value in flags["settings"]:
+            setting(kind, name, value)  # complains if it does not fit; the record keeps what was said
+        changes["settings"] = config.settings | dict(flags["settings"])
     if "epochs" in flags and flags["epochs"] >= 1:
         factor = flags["epochs"] / config.epochs
         changes.setdefault("target_epoch", max(1, round(config.target_epoch * factor)))
-        changes.setdefault("milestones", tuple(round(m * factor) for m in config.milestones))
+        changes.setdefault("milestones", tuple(max(1, round(m * factor)) for m in config.milestones))
         changes.setdefault("lr_warmup_epochs", round(config.lr_warmup_epochs * factor))
+    if ":" in flags.get("granularity", ""):  # N:M has one final sparsity, so nobody needs to work it out
+        changes.setdefault("sparsity", granularity_named(flags["granularity"]).most)
     return replace(config, **changes)
 
 
@@ -182,5 +201,6 @@ def finish(base: Path, runs: Sequence[Path]) -> None:
     """The table, the report, and what to do next."""
     report.show(runs, base / "report.html")
     say(f"runs:   {', '.join(map(str, runs))}")
-    say(f"next:   dcil eval {runs[-1]}")
-    say(f"        dcil export {runs[-1]} --to safetensors --out pnet.safetensors")
+    shown = next((run for run in runs if run.name == "dcil"), runs[-1])
+    say(f"next:   dcil eval {shown}")
+    say(f"        dcil export {shown} --to safetensors --out pnet.safetensors")

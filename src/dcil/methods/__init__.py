@@ -3,14 +3,58 @@
 from __future__ import annotations
 
 from dcil.method import Method
+from dcil.methods.autoprune import AutoPrune
 from dcil.methods.dcil import DCIL
 from dcil.methods.dense import Dense
+from dcil.methods.dns import DNS
 from dcil.methods.dpf import DPF
+from dcil.methods.dsr import DSR
+from dcil.methods.fpgm import FPGM
+from dcil.methods.gmp import GMP
+from dcil.methods.l1filter import L1Filter
+from dcil.methods.mil import MIL
+from dcil.methods.oneshot import OneShot
+from dcil.methods.rewind import Rewind
+from dcil.methods.rigl import RigL
+from dcil.methods.set import SET
+from dcil.methods.sfp import SFP
+from dcil.methods.sm import SM
 
 METHODS: dict[str, type[Method]] = {
     "dense": Dense,
     "dpf": DPF,
     "dcil": DCIL,
+    "gmp": GMP,
+    "sm": SM,
+    "dsr": DSR,
+    "set": SET,
+    "rigl": RigL,
+    "sfp": SFP,
+    "fpgm": FPGM,
+    "dns": DNS,
+    "oneshot": OneShot,
+    "rewind": Rewind,
+    "l1filter": L1Filter,
+    "autoprune": AutoPrune,
+    "mil": MIL,
 }
 
-__all__ = ["DCIL", "DPF", "METHODS", "Dense"]
+__all__ = [
+    "DCIL",
+    "DNS",
+    "DPF",
+    "DSR",
+    "FPGM",
+    "GMP",
+    "METHODS",
+    "MIL",
+    "SET",
+    "SFP",
+    "SM",
+    "AutoPrune",
+    "Dense",
+    "L1Filter",
+    "OneShot",
+    "Rewind",
+    "RigL",
+]

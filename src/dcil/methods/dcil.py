@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dcil import views
+from dcil.errors import UserError
+from dcil.granularity import NM, Filter, Granularity, Weight
 from dcil.method import Method, Task
 
 
@@ -18,7 +21,9 @@ def distill(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 
     Classes are dimension 1, as for cross-entropy.
     """
-    log_p = F.log_softmax(teacher.detach() / temperature, dim=1)
+    # Two similar distributions differ by less than half precision resolves.
+    student, teacher = (x if x.dtype == torch.double else x.float() for x in (student, teacher.detach()))
+    log_p = F.log_softmax(teacher / temperature, dim=1)
     log_q = F.log_softmax(student / temperature, dim=1)
     return temperature**2 * F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1).mean()
 
@@ -47,6 +52,7 @@ class DCIL(Method):
     warmup: float = 70 / 300
 
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.kept, "super": views.revived}
+    granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, Filter, NM)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,10 +62,16 @@ class DCIL(Method):
 
     def kl_at(self, step: int) -> float:
         """The weight of the KL terms in the step that follows ``step`` others."""
-        return self.kl if step >= round(self.warmup * self.steps) else 0.0
+        return self.kl if self.warmup < 1 and step >= round(self.warmup * self.steps) else 0.0
+
+    def form(self, step: int) -> float:
+        return self.kl_at(step)
 
     def loss(self, outputs: Mapping[str, Any], target: Any, task: Task, step: int) -> Tensor:
         loss = super().loss(outputs, target, task, step)
+        # Asked from the first step on, not when the warm-up ends.
+        if self.kl and not all(isinstance(out, Tensor) and out.dim() >= 2 for out in outputs.values()):
+            raise UserError("DCIL's KL terms need logits of shape (batch, classes, …) as the output; without: kl=0")
         if weight := self.kl_at(step):
             p, s = outputs["pruned"], outputs["super"]
             loss = loss + weight * (distill(p, s, self.temperature) + distill(s, p, self.temperature))

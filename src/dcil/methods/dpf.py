@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dcil import views
+from dcil.granularity import NM, Filter, Granularity, Weight
 from dcil.method import Method
 
 
@@ -25,6 +26,7 @@ class DPF(Method):
     freeze: bool = False
 
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.straight_through}
+    granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, Filter, NM)
 
     def due(self, step: int) -> bool:
         return super().due(step) and not (self.freeze and step > self.target_step)

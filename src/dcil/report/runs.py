@@ -209,7 +209,7 @@ def _from_config(folder: Path, config: dict[str, Any], epochs: tuple[Epoch, ...]
         method=_field(method, "name", str),
         granularity=_granularity(method.get("granularity")),
         seed=_field(config, "seed", int),
-        planned=_field(config, "epochs", int),
+        planned=_field(config, "total_epochs", int),
         config=config,
         epochs=epochs,
     )

@@ -5,31 +5,55 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from dcil import METHODS, Filter, Method, Weight, data, models
+from dcil import (
+    ERK,
+    METHODS,
+    NM,
+    OBD,
+    OBS,
+    Criterion,
+    Filter,
+    Global,
+    Gradient,
+    Granularity,
+    Magnitude,
+    Method,
+    Scope,
+    Taylor,
+    Uniform,
+    Weight,
+    data,
+    models,
+)
 from dcil.errors import UserError, unknown
-from dcil.granularity import Granularity
+from dcil.method import Phase
 
 GRANULARITIES: dict[str, Granularity] = {"weight": Weight(), "filter": Filter()}
+CRITERIA: dict[str, Criterion] = {
+    "magnitude": Magnitude(),
+    "gradient": Gradient(),
+    "taylor": Taylor(),
+    "obd": OBD(),
+    "obs": OBS(),
+}
+SCOPES: dict[str, Scope] = {"global": Global(), "uniform": Uniform(), "er": ERK(kernel=False), "erk": ERK()}
+#: Settings whose values have names on the command line.
+PARTS: dict[Any, Mapping[str, Any]] = {Criterion: CRITERIA, Scope: SCOPES}
 
 
 def described(default: Any, help: str) -> Any:
     """A field with a default and the sentence that explains it, on the command line as in the record."""
     return field(default=default, metadata={"help": help})
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A stretch of training: under the learning-rate schedule, or at one constant rate."""
-
-    name: str
-    epochs: int
-    lr: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,21 +86,23 @@ class Config:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise unknown("method", self.method, METHODS)
-        if self.granularity not in GRANULARITIES:
-            raise unknown("granularity", self.granularity, GRANULARITIES)
+        granularity_named(self.granularity)
         if self.dataset not in data.names():
             raise unknown("dataset", self.dataset, data.names())
         if self.schedule not in ("epoch", "step"):
             raise unknown("schedule", self.schedule, ("epoch", "step"))
-        with torch.device("meta"):
-            models.build(self.model)
+        try:
+            with torch.device("meta"):
+                models.build(self.model)
+        except RuntimeError as error:
+            raise UserError(f"--model {self.model} cannot be built: {str(error).splitlines()[0]}") from None
         self._require("epochs", self.epochs >= 1, "at least 1")
         self._require("target_epoch", 1 <= self.target_epoch <= self.epochs, f"from 1 to the {self.epochs} epochs")
         self._require("finetune_epochs", self.finetune_epochs >= 0, "0 (none) or more")
         self._require("batch", self.batch >= 1, "at least 1")
         self._require("momentum", 0 <= self.momentum < 1, "at least 0 and below 1")
         self._require("lr_warmup_epochs", self.lr_warmup_epochs >= 0, "0 (none) or more")
-        self._require("weight_decay", self.weight_decay >= 0, "0 or more")
+        self._require("weight_decay", 0 <= self.weight_decay < math.inf, "0 or more, and finite")
         self._require("seed", self.seed >= 0, "0 or more")
         for name in ("lr", "lr_decay", "finetune_lr", "lr_warmup_from"):
             value = getattr(self, name)
@@ -91,55 +117,92 @@ class Config:
     def build_method(self, epoch_steps: int) -> Method:
         """The method with its times in steps."""
         kind = METHODS[self.method]
-        return kind(
-            sparsity=self.sparsity if kind.prunes else 0.0,
-            steps=self.epochs * epoch_steps,
-            ramp=self.target_epoch / self.epochs,
-            epoch_steps=epoch_steps if self.schedule == "epoch" else 1,
-            granularity=GRANULARITIES[self.granularity],
-            **{name: setting(kind, name, value) for name, value in self.settings.items()},
-        )
+        settings: dict[str, Any] = {
+            "sparsity": self.sparsity if kind.prunes else 0.0,
+            "steps": self.epochs * epoch_steps,
+            "finetune": self.finetune_epochs * epoch_steps,
+            "ramp": self.target_epoch / self.epochs,
+            "epoch_steps": epoch_steps,
+            "smooth": self.schedule == "step",
+            "granularity": granularity_named(self.granularity),
+            "seed": self.seed,
+        }
+        return kind(**settings | {name: setting(kind, name, value) for name, value in self.settings.items()})
 
-    @property
+    @cached_property  # the learning rate asks for it at every step
     def phases(self) -> tuple[Phase, ...]:
-        """What happens one after the other."""
-        train = Phase("train", self.epochs)
-        return (train, Phase("fine-tune", self.finetune_epochs, self.finetune_lr)) if self.finetune_epochs else (train,)
+        """What happens one after the other; with an epoch as the step, a phase's steps are its epochs."""
+        return self.build_method(1).phases()
 
     @property
     def total_epochs(self) -> int:
-        return sum(phase.epochs for phase in self.phases)
+        return sum(phase.steps for phase in self.phases)
 
-    def phase_at(self, epoch: int) -> Phase:
-        """The phase that an epoch (from 0) belongs to."""
+    def phase_at(self, epoch: int) -> tuple[Phase, int]:
+        """The phase that an epoch (from 0) belongs to, and the epochs before that phase."""
+        before = 0
         for phase in self.phases:
-            if epoch < phase.epochs:
-                return phase
-            epoch -= phase.epochs
-        return self.phases[-1]
+            if epoch < before + phase.steps:
+                return phase, before
+            before += phase.steps
+        return self.phases[-1], before - self.phases[-1].steps
 
     def lr_at(self, epoch: float) -> float:
         """The learning rate at a point in time, in epochs (10.5 = in the middle of the eleventh)."""
-        if (constant := self.phase_at(int(epoch)).lr) is not None:
-            return constant
+        phase, before = self.phase_at(int(epoch))
+        if phase.start is None:
+            return self.finetune_lr
+        epoch += phase.start - before
         if epoch < self.lr_warmup_epochs:
             return self.lr_warmup_from + (self.lr - self.lr_warmup_from) * epoch / self.lr_warmup_epochs
         return float(self.lr / self.lr_decay ** sum(epoch >= milestone for milestone in self.milestones))
 
 
+def granularity_named(name: str) -> Granularity:
+    """weight, filter, or any N:M such as 2:4."""
+    if pattern := re.fullmatch(r"(\d+):(\d+)", name):
+        return NM(int(pattern[1]), int(pattern[2]))
+    if name not in GRANULARITIES:
+        raise unknown("granularity", name, [*GRANULARITIES, "2:4"])
+    return GRANULARITIES[name]
+
+
+#: Settings that have flags of their own.
+FLAGS = {
+    "sparsity": "--sparsity",
+    "steps": "--epochs",
+    "finetune": "--finetune-epochs",
+    "ramp": "--target-epoch",
+    "epoch_steps": "--batch",
+    "smooth": "--schedule",
+    "granularity": "--granularity",
+    "seed": "--seed",
+}
+
+
 def setting(kind: type[Method], name: str, value: Any) -> Any:
-    """``value`` as the type that the method's field ``name`` has; text from the command line is read as such."""
-    fixed = {"sparsity", "steps", "ramp", "epoch_steps", "granularity"}  # these have flags of their own
-    allowed = {f.name: f for f in dataclasses.fields(kind) if f.name not in fixed}
+    """``value`` as the method's field ``name`` wants it; text from the command line is read as such."""
+    allowed = {f.name for f in dataclasses.fields(kind)} - FLAGS.keys()
     if name not in allowed:
+        if name in FLAGS:
+            raise UserError(f"--set {name}={value}: that follows from {FLAGS[name]}")
         raise unknown(f"setting of {kind.__name__}", name, allowed)
     wanted = typing.get_type_hints(kind)[name]
+    if wanted in PARTS:
+        parts = PARTS[wanted]
+        if str(value) not in parts:
+            raise unknown(name, str(value), parts)
+        return parts[str(value)]
+    optional = types.NoneType in typing.get_args(wanted)
+    plain = next(t for t in typing.get_args(wanted) if t is not types.NoneType) if optional else wanted
     try:
-        if wanted is bool:
+        if optional and str(value).lower() == "none":
+            return None
+        if plain is bool:
             return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
-        return wanted(value)
+        return plain(value)
     except (KeyError, TypeError, ValueError):
-        raise UserError(f"--set {name}={value}: {kind.__name__} wants {wanted.__name__} there") from None
+        raise UserError(f"--set {name}={value}: {kind.__name__} wants {plain.__name__} there") from None
 
 
 def to_json(config: Config, method: Method, classes: int, shape: tuple[int, ...]) -> str:

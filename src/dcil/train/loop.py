@@ -75,7 +75,7 @@ class Trainer:
         loss, hits, images = totals.tolist()
         return {
             "epoch": epoch + 1,
-            "phase": self.config.phase_at(epoch).name,
+            "phase": self.config.phase_at(epoch)[0].name,
             "step": self.net.steps_done,
             "lr": self.optimizer.param_groups[0]["lr"],
             "train_loss": loss / images,
@@ -163,7 +163,6 @@ def summarize(trainer: Trainer, rows: list[dict[str, Any]]) -> dict[str, Any]:
     net = trainer.net
     layers = {name: {"weights": m.numel(), "kept": int(m.sum())} for name, m in net.masks.items()}
     found = summarise([row["top1"] for row in rows])
-    empty = net.empty_layers()
     return {
         "top1_last": found["last"],
         "top1_best": found["best"],
@@ -172,12 +171,12 @@ def summarize(trainer: Trainer, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "top5_last": rows[-1]["top5"],
         "sparsity": net.sparsity,
         "epochs": len(rows),
-        "phases": [[phase.name, phase.epochs] for phase in trainer.config.phases],
+        "phases": [[phase.name, phase.steps] for phase in trainer.config.phases],
         "seconds": sum(row["seconds"] for row in rows),
         "weights": sum(layer["weights"] for layer in layers.values()),
         "kept": sum(layer["kept"] for layer in layers.values()),
         "layers": layers,
-        "notes": [f"layer {name} lost every weight: nothing passes it any more" for name in empty],
+        "notes": net.notes(),
         "environment": environment(trainer.loader.device),
         "complete": True,
     }

@@ -10,8 +10,11 @@ summary.json              what came of it
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +43,8 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """The summary of a complete run, else None."""
         file = self.path / "summary.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        with blaming(file):
+            return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
     def create(self, config: Config, method: Method, dataset: ImageData) -> None:
         write_text(self.path / "config.json", to_json(config, method, dataset.classes, dataset.shape))
@@ -48,14 +52,13 @@ class RunFolder:
     def record(self) -> dict[str, Any]:
         """config.json as it is: the config, the resolved method, ``classes`` and image ``shape``."""
         file = self.path / "config.json"
-        if not file.exists():
+        if not file.is_file():
             raise UserError(f"{self.path} is not a run folder: it has no config.json")
-        try:
+        with blaming(file):
             record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             from_record(record)
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-            raise UserError(f"{file} is damaged ({type(error).__name__}: {error}); start the run anew") from None
-        return record
+            int(record["classes"]), int(record["shape"][0]), int(record["method"]["steps"])
+            return record
 
     def config(self) -> Config:
         return from_record(self.record())
@@ -71,6 +74,19 @@ class RunFolder:
             raise UserError(f"{self.path} has no checkpoint yet: no epoch of this run is complete")
         return net.eval()
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While open, no other process works in this folder: two would write into each other's files."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(
+                    f"another process is working in {self.path}; wait for it or choose another --out"
+                ) from None
+            yield
+
     def tidy(self) -> None:
         """Remove drafts that a kill left behind."""
         for draft in self.path.glob(".*.part"):
@@ -82,7 +98,8 @@ class RunFolder:
         """The first ``epochs`` lines, or all whole ones; a line that a kill cut short is not one."""
         file = self.path / "metrics.jsonl"
         lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
-        rows: list[dict[str, Any]] = [json.loads(line) for line in lines[:epochs]]
+        with blaming(file):
+            rows: list[dict[str, Any]] = [json.loads(line) for line in lines[:epochs]]
         if epochs is not None and [row["epoch"] for row in rows] != list(range(1, epochs + 1)):
             raise UserError(f"{file} does not hold the {epochs} epochs of the checkpoint: it was altered")
         return rows
@@ -130,6 +147,17 @@ class RunFolder:
         if optimizer is not None:
             restore_optimizer(optimizer, tensors)
         return epoch
+
+
+@contextmanager
+def blaming(file: Path) -> Iterator[None]:
+    """Whatever is wrong with the text of a file is said in one line with its name."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{file} is damaged ({type(error).__name__}: {error}); start the run anew") from None
 
 
 def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:

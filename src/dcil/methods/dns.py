@@ -1,0 +1,91 @@
+"""DNS: dynamic network surgery (Guo, Yao & Chen, NeurIPS 2016)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from dcil import views
+from dcil.criteria import State
+from dcil.granularity import Granularity, Weight
+from dcil.layer import Layer
+from dcil.method import Method, Moment
+from dcil.scope import Scope, Uniform
+
+
+@dataclass(frozen=True, kw_only=True)
+class DNS(Method):
+    """Weights below a threshold are cut, cut weights above a higher one are spliced back; all of them train, straight
+    through the mask.
+
+        cut if |w| <= 0.9 t,    spliced if |w| > 1.1 t,    else as before
+        at a step with probability (1 + gamma * steps since the surgery began)^-power
+
+    c         threshold t = mean + c * std of a layer's |w| when the surgery begins, so that the sparsity is an
+              outcome; None solves t at every update for the scheduled sparsity instead, hysteresis included
+    begin     part of ``steps`` of dense training before the surgery
+    until     part of ``steps`` after which the masks stay
+    gradual   let the sparsity grow along the schedule; the original cuts at once
+
+    Original: from a trained network, c given, layer by layer. Protocol: gradual from the first step, every 16.
+    """
+
+    c: float | None = None
+    begin: float = 0.25
+    until: float = 0.75
+    gamma: float = 1e-3
+    power: float = 1.0
+    every: int = 1
+    gradual: bool = False
+    scope: Scope = Uniform()
+
+    paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.straight_through}
+    granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("begin", 0 <= self.begin < 1, "a part of the steps, at least 0 and below 1")
+        self.require("until", self.begin < self.until <= 1, "a part of the steps, above begin and at most 1")
+
+    @property
+    def first(self) -> int:
+        return max(1, round(self.begin * self.steps))
+
+    def sparsity_at(self, step: int) -> float:
+        if self.gradual:
+            return super().sparsity_at(step)
+        return self.sparsity if step >= self.first else 0.0
+
+    def due(self, step: int) -> bool:
+        last = round(self.until * self.steps)
+        if not self.first <= step <= last or step % self.period:
+            return step == last
+        # A pure function of the seed and the step, so that every process and every resumed run decides alike.
+        chance = (1 + self.gamma * (step - self.first)) ** -self.power
+        return step in (self.first, last) or random.Random(f"{self.seed} {step}").random() < chance
+
+    def remember(self, layers: Sequence[Layer], model: nn.Module) -> State:
+        thresholds = {f"threshold.{layer.name}": torch.full((), torch.nan) for layer in layers}
+        return super().remember(layers, model) | ({} if self.c is None else thresholds)
+
+    def update(self, now: Moment) -> None:
+        if self.c is None:
+            super().update(now)
+            return
+        for layer in now.layers:
+            size = layer.weight.detach().abs()
+            threshold = now.state[f"threshold.{layer.name}"]
+            fresh = (size.mean() + self.c * size.std(correction=0)).clamp_min(0)
+            threshold.copy_(torch.where(threshold.isnan(), fresh, threshold))  # fixed from the first time on
+            cut, splice = size <= 0.9 * threshold, size > 1.1 * threshold
+            layer.mask.copy_((layer.mask & ~cut) | splice)
+
+    def group_scores(self, layer: Layer, state: State) -> Tensor:
+        """|w| / 0.9 where kept, |w| / 1.1 where cut: exactly the weights with a score up to t are cut by t."""
+        size = layer.weight.detach().float().abs()
+        return torch.where(layer.mask, size / 0.9, size / 1.1).flatten()

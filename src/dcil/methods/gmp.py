@@ -1,0 +1,32 @@
+"""GMP: gradual magnitude pruning, "Incremental" in the paper's tables (Zhu & Gupta, 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dcil.granularity import NM, Filter, Granularity, Weight
+from dcil.methods.zeroed import Zeroed
+from dcil.scope import Scope, Uniform
+
+
+@dataclass(frozen=True, kw_only=True)
+class GMP(Zeroed):
+    """The smallest weights go as the sparsity grows, and never come back; the masks stay once it is reached.
+
+        s(t) = s_f + (s_i - s_f) (1 - (t - t_0) / (n dt))^3
+
+    Original: every 100 iterations, the same sparsity in every layer, stem dense, classifier sparse; weights are
+    written as w * m (tfmot), and here their momentum is cleared too, so that they stay zero.
+    Protocol: every 16 iterations, one ranking across the paper's prunable layers.
+    """
+
+    every: int = 100
+    scope: Scope = Uniform()
+    stem: bool = False
+    classifier: bool = True
+
+    granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, Filter, NM)
+
+    def due(self, step: int) -> bool:
+        return super().due(step) and step <= self.target_step

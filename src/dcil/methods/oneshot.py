@@ -1,0 +1,63 @@
+"""One-shot: train, prune by magnitude, fine-tune (Han, Pool, Tran & Dally, NeurIPS 2015)."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from dcil.method import Moment, Phase
+from dcil.methods.zeroed import Zeroed
+from dcil.slots import reset
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneShot(Zeroed):
+    """Dense until ``ramp`` of the steps, then pruned once, or in ``rounds``, and trained on with these masks.
+
+        after round r of R:   density = (1 - sparsity)^(r / R)
+
+    rounds    prune and fine-tune this often, in equal parts of the steps that are left
+    fresh     start the fine-tuning with an empty optimizer
+    constant  fine-tune at a constant learning rate
+
+    Original (Liu et al. 2019's code): 160 epochs, one global ranking, 40 epochs at 0.001 with a fresh optimizer.
+    Protocol: pruned at the target epoch, the learning-rate schedule goes on as for every other method.
+    """
+
+    ramp: float = 0.8
+    rounds: int = 1
+    fresh: bool = True
+    constant: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("rounds", self.rounds >= 1, "a number of rounds, at least 1")
+
+    @property
+    def prunings(self) -> list[int]:
+        """The steps after which weights go."""
+        left = self.steps - self.target_step
+        return [self.target_step + left * r // self.rounds for r in range(self.rounds)]
+
+    def sparsity_at(self, step: int) -> float:
+        done = sum(step >= pruning for pruning in self.prunings)
+        return self.sparsity if done == self.rounds else float(1 - (1 - self.sparsity) ** (done / self.rounds))
+
+    def due(self, step: int) -> bool:
+        return step in self.prunings
+
+    def update(self, now: Moment) -> None:
+        super().update(now)
+        if self.fresh:
+            reset(now.optimizer, now.model)
+
+    def phases(self) -> tuple[Phase, ...]:
+        ends = [*self.prunings, self.steps]
+        first = Phase("train", ends[0])
+        tuning = [
+            Phase("fine-tune", end - begin, None if self.constant else begin)
+            for begin, end in itertools.pairwise(ends)
+            if end > begin
+        ]
+        extra = [Phase("fine-tune", self.finetune, None)] if self.finetune else []
+        return (first, *tuning, *extra)

@@ -1,0 +1,82 @@
+"""Rewinding: prune, then train again from an earlier point (Renda, Frankle & Carbin, ICLR 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from dcil.criteria import State
+from dcil.layer import Layer
+from dcil.method import Moment, Phase
+from dcil.methods.zeroed import Zeroed, zero_pruned
+from dcil.slots import reset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewind(Zeroed):
+    """Train to the end, prune by magnitude, set the learning rate back to an earlier point, train to the end again.
+
+        after round r of R:   density = (1 - sparsity)^(r / R);     a round costs steps * (1 - to) more steps
+
+    to        the point to go back to, as a part of ``steps``
+    weights   go back to the weights of that point too (the lottery ticket's way); by default only the learning rate
+    rounds    prune and retrain this often
+
+    ``steps`` is one training; the whole run takes steps * (1 + rounds * (1 - to)), and its summary says so.
+    Original: one ranking across all layers, classifier sparse too, momentum starts empty after each pruning.
+    Protocol: the paper's prunable layers; the extra epochs stay, they are the method.
+    """
+
+    to: float = 0.1
+    weights: bool = False
+    rounds: int = 1
+    classifier: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("to", 0 <= self.to < 1, "a part of the steps, at least 0 and below 1")
+        self.require("rounds", self.rounds >= 1, "a number of rounds, at least 1")
+
+    @property
+    def back(self) -> int:
+        """The step that training goes back to."""
+        return round(self.to * self.steps)
+
+    @property
+    def prunings(self) -> list[int]:
+        return [self.steps + r * (self.steps - self.back) for r in range(self.rounds)]
+
+    def sparsity_at(self, step: int) -> float:
+        done = sum(step >= pruning for pruning in self.prunings)
+        return self.sparsity if done == self.rounds else float(1 - (1 - self.sparsity) ** (done / self.rounds))
+
+    def due(self, step: int) -> bool:
+        return step in self.prunings
+
+    def phases(self) -> tuple[Phase, ...]:
+        again = [Phase("retrain", self.steps - self.back, start=self.back)] * self.rounds
+        extra = [Phase("fine-tune", self.finetune, None)] if self.finetune else []
+        return (Phase("train", self.steps), *again, *extra)
+
+    def remember(self, layers: Sequence[Layer], model: nn.Module) -> State:
+        early = {f"early.{name}": tensor.clone() for name, tensor in model.state_dict().items()} if self.weights else {}
+        return super().remember(layers, model) | early
+
+    def after_step(self, now: Moment) -> None:
+        super().after_step(now)
+        if self.weights and now.step == self.back:
+            for name, tensor in now.model.state_dict().items():
+                now.state[f"early.{name}"].copy_(tensor)
+
+    def form(self, step: int) -> bool:
+        return self.weights and step + 1 == self.back  # the one step that is written down
+
+    def update(self, now: Moment) -> None:
+        super().update(now)
+        if self.weights:
+            for name, tensor in now.model.state_dict().items():
+                tensor.copy_(now.state[f"early.{name}"])
+        zero_pruned(now)
+        reset(now.optimizer, now.model)

@@ -1,0 +1,47 @@
+"""SFP: soft filter pruning (He, Kang, Dong, Fu & Yang, IJCAI 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dcil import views
+from dcil.granularity import Filter, Granularity
+from dcil.method import Method, Moment
+from dcil.methods.zeroed import zero_pruned
+from dcil.scope import Scope, Uniform
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFP(Method):
+    """Once per epoch the filters with the smallest L2 norm are set to zero; then all of them train on, dense.
+
+    gradual   let the sparsity grow along the schedule; the original prunes all of it from the first epoch
+
+    There is no mask in the forward pass: a zeroed filter gets gradients and may grow back until the next time.
+    Momentum and weight decay are left alone. Evaluation sees the filters of the last update as zero.
+    Original: the same part of every layer, before the first and after every epoch, the last included.
+    Protocol: gradual. The ranking stays within the layer, as the paper's tables say of SFP.
+    """
+
+    every: int = 0
+    gradual: bool = False
+    granularity: Granularity = Filter()
+    scope: Scope = Uniform()
+
+    paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.whole}
+    granularities: ClassVar[tuple[type[Granularity], ...]] = (Filter,)
+
+    def sparsity_at(self, step: int) -> float:
+        return super().sparsity_at(step) if self.gradual else self.sparsity
+
+    def due(self, step: int) -> bool:
+        return super().due(step) or step == self.steps
+
+    def start(self, now: Moment) -> None:
+        self.update(now)
+
+    def update(self, now: Moment) -> None:
+        super().update(now)
+        zero_pruned(now, momentum=False)

@@ -1,0 +1,101 @@
+"""SM: sparse momentum (Dettmers & Zettlemoyer, 2019)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dcil import views
+from dcil.masks import largest_among
+from dcil.method import Moment
+from dcil.methods.sparse_start import SparseStart, nnz_of
+from dcil.methods.zeroed import zero_pruned
+from dcil.scope import Scope, Uniform, counts
+from dcil.slots import momentum
+
+
+@dataclass(frozen=True, kw_only=True)
+class SM(SparseStart):
+    """Per layer drop the fraction p of the smallest weights; share the free places among the layers by their mean
+    momentum; grow where the momentum of an empty place is largest. New weights start at 0 and keep that momentum.
+
+        share_l = mean |momentum| of the layer's weights / sum over layers
+        grown_l = share_l * dropped, at most 0.99 of the layer's empty places, the rest spread evenly
+
+    drop   p to begin with; it falls to ``drop_end`` along a cosine over the training
+
+    Original: once per epoch, the same density everywhere, stem and classifier sparse too. Its rounding lets the
+    density drift, which correction terms then chase; here the total is exact, so there is nothing to correct.
+    Protocol: the same, on the paper's prunable layers.
+    """
+
+    every: int = 0
+    drop: float = 0.5
+    drop_end: float = 0.005
+    scope: Scope = Uniform()
+    classifier: bool = True
+
+    # Dense gradients: the momentum of empty places is the growth signal.
+    paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.straight_through}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("drop", 0 <= self.drop <= 1, "the fraction of weights to move at first, from 0 to 1")
+
+    def drop_at(self, step: int) -> float:
+        return self.drop_end + (self.drop - self.drop_end) / 2 * (1 + math.cos(math.pi * step / self.steps))
+
+    def after_step(self, now: Moment) -> None:
+        self.criterion.observe(now.layers, now.state)
+        zero_pruned(now, momentum=False)
+
+    def update(self, now: Moment) -> None:
+        directions = [momentum(now.optimizer, layer.weight).abs() for layer in now.layers]
+        shares = momentum_shares(directions, [layer.mask for layer in now.layers])
+        nnz, sizes = nnz_of(now.layers), [layer.weight.numel() for layer in now.layers]
+        dropped = [
+            self.dropped(now.step, *layer, mean=1 / len(sizes)) for layer in zip(shares, nnz, sizes, strict=True)
+        ]
+        empty = [size - n + gone for size, n, gone in zip(sizes, nnz, dropped, strict=True)]
+        grown = redistribute(shares, empty, sum(dropped))
+        for i, layer in enumerate(now.layers):
+            stay = largest_among(layer.mask, layer.weight.detach().abs(), nnz[i] - dropped[i])
+            layer.mask.copy_(stay)
+            layer.weight.mul_(stay)
+            layer.mask.copy_(stay | largest_among(~stay, directions[i], grown[i]))
+
+    def dropped(self, step: int, share: float, nnz: int, size: int, mean: float) -> int:
+        """ceil(p * nnz); a nearly dense layer that wants more than its share gives up no more than it has empty."""
+        rate, sparsity = self.drop_at(step), 1 - nnz / size
+        if sparsity < 0.2 and share > mean:
+            rate = min(sparsity, rate)
+        return min(nnz, math.ceil(rate * nnz))
+
+
+def momentum_shares(directions: Sequence[Tensor], masks: Sequence[Tensor]) -> list[float]:
+    """Each layer's part of the mean momentum of active weights."""
+    means = torch.stack([(d * m).sum() / m.sum().clamp_min(1) for d, m in zip(directions, masks, strict=True)])
+    found: list[float] = (means.double() / means.double().sum().clamp_min(1e-300)).tolist()
+    return found
+
+
+def redistribute(shares: Sequence[float], empty: Sequence[int], total: int) -> list[int]:
+    """``total`` places by ``shares``, at most 0.99 of a layer's empty ones; the overflow spread evenly, exactly."""
+    caps = [int(0.99 * places) for places in empty]
+    if total > sum(caps):  # so little is empty that the cap cannot hold
+        caps = list(empty)
+    wanted = [share * total for share in shares]
+    for _ in range(1000):
+        overflow = sum(max(0.0, w - cap) for w, cap in zip(wanted, caps, strict=True))
+        open_ = [i for i, (w, cap) in enumerate(zip(wanted, caps, strict=True)) if w < cap]
+        wanted = [min(w, cap) for w, cap in zip(wanted, caps, strict=True)]
+        if overflow < 1e-9 or not open_:
+            break
+        for i in open_:
+            wanted[i] += overflow / len(open_)
+    return counts([w / cap if cap else 0.0 for w, cap in zip(wanted, caps, strict=True)], caps, total)

@@ -1,0 +1,80 @@
+"""Scopes: how the pruned groups are spread over the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dcil.layer import Layer
+
+
+@dataclass(frozen=True)
+class Scope:
+    """``sparsities`` gives each layer its share; None leaves it to one ranking across all layers."""
+
+    def sparsities(self, layers: Sequence[Layer], sparsity: float) -> list[float] | None:
+        raise NotImplementedError("abstract: a scope defines sparsities")
+
+
+@dataclass(frozen=True)
+class Global(Scope):
+    """One ranking across all layers: the scores decide."""
+
+    def sparsities(self, layers: Sequence[Layer], sparsity: float) -> list[float] | None:
+        return None
+
+
+@dataclass(frozen=True)
+class Uniform(Scope):
+    """The same sparsity in every layer."""
+
+    def sparsities(self, layers: Sequence[Layer], sparsity: float) -> list[float] | None:
+        return [sparsity] * len(layers)
+
+
+@dataclass(frozen=True)
+class ERK(Scope):
+    """Erdős–Rényi(-kernel): density of a layer ~ (sum of its dimensions) / (product of its dimensions).
+
+    A layer that would exceed 1 is dense, and the others share what is left (Evci et al. 2020, appendix H).
+    ``kernel=False`` counts input and output channels only (Mocanu et al. 2018).
+    """
+
+    kernel: bool = True
+
+    def sparsities(self, layers: Sequence[Layer], sparsity: float) -> list[float] | None:
+        sizes = [layer.weight.numel() for layer in layers]
+        shapes = [tuple(layer.weight.shape) for layer in layers]
+        raw = [sum(shape if self.kernel else shape[:2]) / _product(shape, self.kernel) for shape in shapes]
+        dense: set[int] = set()
+        while True:
+            left = (1 - sparsity) * sum(sizes) - sum(sizes[i] for i in dense)
+            free = [i for i in range(len(layers)) if i not in dense]
+            scale = left / sum(raw[i] * sizes[i] for i in free) if free else 0.0
+            over = {i for i in free if raw[i] * scale > 1}
+            if not over:
+                return [0.0 if i in dense else 1 - raw[i] * scale for i in range(len(layers))]
+            dense |= over
+
+
+def _product(shape: tuple[int, ...], kernel: bool) -> int:
+    result = 1
+    for size in shape if kernel else shape[:2]:
+        result *= size
+    return result
+
+
+def counts(shares: Sequence[float], sizes: Sequence[int], total: int) -> list[int]:
+    """Whole numbers near ``shares[i] * sizes[i]`` whose sum is ``total``, none above its size.
+
+    Rounded down, then the largest remainders get one more; of equal remainders the first.
+    """
+    exact = [share * size for share, size in zip(shares, sizes, strict=True)]
+    found = [min(int(value), size) for value, size in zip(exact, sizes, strict=True)]
+    order = sorted(range(len(sizes)), key=lambda i: (found[i] - exact[i], i))
+    while sum(found) != total:
+        step = 1 if sum(found) < total else -1
+        for i in order if step > 0 else reversed(order):
+            if sum(found) != total and 0 <= found[i] + step <= sizes[i]:
+                found[i] += step
+    return found
