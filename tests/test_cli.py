@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from dcil.cli import COMMANDS, main
+from dcil.train.files import current_umask
 
 QUICK = ["--epochs", "2", "--batch", "256"]
 
@@ -61,6 +63,16 @@ def wrong(words, capsys):
         (["train", "--sparsty", "0.9"], ["'--sparsty'", "'--sparsity'"]),
         (["train", "--device", "cuda:77"], ["cuda:77", "cpu"]),
         (["train", "--device", "gpu"], ["gpu", "allowed: auto, cpu, cuda"]),
+        (["train", "--device", "meta"], ["meta", "allowed: auto, cpu, cuda"]),
+        (["train", "--weight-decay", "inf"], ["--weight-decay inf", "finite"]),
+        (["train", "--set", "kl=inf"], ["kl=inf", "finite"]),
+        (["train", "--set", "ramp=0.5"], ["ramp=0.5", "--target-epoch"]),
+        (["train", "--set", "criterion=obs2"], ["'obs2'", "'obs'"]),
+        (["train", "--set", "scope=unifrom"], ["'unifrom'", "'uniform'"]),
+        (["train", "--granularity", "4:2"], ["4:2", "N < M"]),
+        (["train", "--granularity", "2:4", "--sparsity", "0.9"], ["sparsity=0.9", "at most 0.5"]),
+        (["train", "--method", "sfp", "--granularity", "weight"], ["SFP", "Filter"]),
+        (["train", "--method", "rigl,sfp", "--set", "kl=0"], ["'kl'"]),
         (["train", "extra"], ["'extra'"]),
         (["eval", "nowhere"], ["nowhere", "config.json"]),
         (["report", "nowhere"], ["nowhere"]),
@@ -92,6 +104,36 @@ def test_a_run_is_not_overwritten_and_not_resumed_as_another(run, capsys):
     assert "epochs 2, not 9" in wrong(["train", "--resume", "--epochs", 9, "--out", run], capsys)
     assert "method dcil, not dpf" in wrong(["train", "--resume", "--method", "dpf", "--out", run], capsys)
     assert (run / "checkpoint.safetensors").read_bytes() == before
+
+
+def test_resume_means_this_run(run, tmp_path, capsys):
+    assert "'nonsense'" in wrong(["train", "--resume", "--recipe", "nonsense", "--out", run], capsys)
+    assert "was started with" in wrong(["train", "--resume", "--recipe", "cifar10-resnet20", "--out", run], capsys)
+    assert "is a run itself" in wrong(["train", "--method", "dense,dpf", "--out", run], capsys)
+    (tmp_path / "parent" / "dpf").mkdir(parents=True)
+    (tmp_path / "parent" / "dpf" / "config.json").write_text("{}")
+    assert "--method dpf" in wrong(["train", "--resume", "--out", tmp_path / "parent"], capsys)
+
+
+def test_a_place_that_cannot_be_written_is_said_in_one_line(run, capsys):
+    assert "/dev/null" in wrong(["export", run, "--to", "torch", "--out", "/dev/null/x.pt"], capsys)
+    assert "/dev/null" in wrong(["train", *QUICK, "--out", "/dev/null/x"], capsys)
+
+
+def test_damaged_run_files_are_named(tmp_path, run, capsys):
+    broken = tmp_path / "run"
+    shutil.copytree(run, broken)
+    (broken / "summary.json").write_text("{")
+    assert "summary.json is damaged" in wrong(["train", "--resume", "--out", broken], capsys)
+    record = json.loads((broken / "config.json").read_text())
+    del record["classes"]
+    (broken / "config.json").write_text(json.dumps(record))
+    assert "config.json is damaged" in wrong(["eval", broken], capsys)
+
+
+def test_files_can_be_read_by_others(run):
+    for file in run.glob("*.safetensors"):
+        assert file.stat().st_mode & 0o777 == 0o666 & ~current_umask()
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path, capsys):
