@@ -17,7 +17,8 @@ def radix_select(scores: Tensor, k: int) -> Tensor:
     """The k-th smallest of float32 scores by three histograms of their bits, the highest first; no sort, no wait."""
     bits = (scores + 0.0).view(torch.int32)  # + 0.0, because -0.0 equals 0.0
     keys = bits ^ ((bits >> 31) | -(2**31))  # as unsigned integers these are in the order of the scores
-    left, prefix = torch.tensor(k, device=scores.device), torch.zeros((), dtype=torch.long, device=scores.device)
+    # full, not tensor: copying a number from the host would wait for the device
+    left, prefix = (torch.full((), value, dtype=torch.long, device=scores.device) for value in (k, 0))
     for shift, width in ((21, 11), (10, 11), (0, 10)):
         digits = (keys >> shift) & (2**width - 1)
         if shift < 21:  # only those that agree with what is known of the result

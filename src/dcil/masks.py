@@ -50,5 +50,12 @@ def largest_among(candidates: Tensor, scores: Tensor, count: int) -> Tensor:
 
 def changes(old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:
     """(revived, dropped): how many weights a mask update brought back and took away, still on the device."""
-    counts = [torch.stack([(n & ~o).sum(), (o & ~n).sum()]) for o, n in zip(old, new, strict=True)]
-    return torch.stack(counts).sum(0)
+    before = torch.cat([_line(o, o) for o in old])
+    after = torch.cat([_line(n, o) for o, n in zip(old, new, strict=True)])
+    return torch.stack([(after & ~before).sum(), (before & ~after).sum()])
+
+
+def _line(mask: Tensor, like: Tensor) -> Tensor:
+    """All elements in a row, in the memory order of ``like``: where both agree on it, nothing is copied."""
+    last = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
+    return (mask.permute(0, 2, 3, 1) if last else mask).reshape(-1)

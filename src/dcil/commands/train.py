@@ -16,6 +16,7 @@ from rich.console import Console
 from dcil import METHODS, data
 from dcil.commands import report
 from dcil.commands.parser import Parser, device, epochs, number, pair, say, whole
+from dcil.engine.speed import ENGINES, PRECISIONS, Speed
 from dcil.errors import UserError, unknown
 from dcil.train import RECIPES, Config, RunFolder
 from dcil.train import train as run_training
@@ -31,6 +32,7 @@ def main(words: Sequence[str]) -> int:
     parser = Parser("dcil train", __doc__)
     add_options(parser)
     args = parser.parse(words)
+    speed = speed_of(args)
     flags = {name: getattr(args, name) for name in CONFIG if hasattr(args, name)}
     methods = method_names(flags.pop("method", None), flags.get("granularity"))
     base = args.out or Path("runs") / run_name(flags, args.recipe, methods)
@@ -44,7 +46,7 @@ def main(words: Sequence[str]) -> int:
     keep_freed_memory()
     console = Console()
     for folder, config in zip(folders, configs, strict=True):
-        run_one(console, folder, config, args.data_dir, args.device)
+        run_one(console, folder, config, args.data_dir, args.device, speed)
     finish(base, [folder.path for folder in folders])
     return 0
 
@@ -72,6 +74,18 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where data sets are")
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, … or auto: cuda where there is one")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    add_speed(parser)
+
+
+def add_speed(parser: Parser) -> None:
+    """How fast, not what: these do not belong to the config."""
+    parser.add_argument("--engine", default="auto", help=f"{', '.join(ENGINES)} (auto: graph on CUDA, else eager)")
+    parser.add_argument("--precision", default="auto", help=f"{', '.join(PRECISIONS)} (auto: bf16 on CUDA, else fp32)")
+    parser.add_argument("--low-memory", action="store_true", help="one path's activations at a time; a slower step")
+
+
+def speed_of(args: argparse.Namespace) -> Speed:
+    return Speed(args.engine, args.precision, args.low_memory)
 
 
 def reader(kind: Any) -> Any:
@@ -185,11 +199,13 @@ def override(config: Config, flags: dict[str, Any]) -> Config:
     return replace(config, **changes)
 
 
-def run_one(console: Console, folder: RunFolder, config: Config, data_dir: Path, device: torch.device) -> None:
+def run_one(
+    console: Console, folder: RunFolder, config: Config, data_dir: Path, device: torch.device, speed: Speed
+) -> None:
     label = f"{config.method} {config.sparsity:g}" if METHODS[config.method].prunes else config.method
     try:
         with showing(console, f"{label:12}", config.total_epochs) as progress:
-            summary = run_training(config, folder, data_dir, device, progress)
+            summary = run_training(config, folder, data_dir, device, progress, speed)
     except KeyboardInterrupt:
         console.print(f"[bold]stopped[/]; to go on: the same command with --resume (run: {folder.path})")
         raise

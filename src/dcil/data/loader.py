@@ -60,17 +60,29 @@ class Loader:
     def train(self, epoch: int) -> Iterator[Batch]:
         """The training images once, each randomly cropped and flipped, in a random order."""
         drawn = torch.stack(self.draw(epoch)).to(self.device)
+        for part in self.share.slices(len(self._labels)):
+            yield self.crop(drawn[:, part])
+
+    def crop(self, drawn: Tensor) -> Batch:
+        """The images and labels that a part of what ``draw`` gave, (4, N) on the device, asks for."""
         height, width = self.size
         y, x = torch.arange(height, device=self.device), torch.arange(width, device=self.device)
-        for part in self.share.slices(len(self._labels)):
-            order, top, left, flip = drawn[:, part]
-            rows = top[:, None] + y
-            columns = left[:, None] + torch.where(flip[:, None] == 1, width - 1 - x, x)
-            lines = order[:, None] * (height + 2 * self.pad) + rows
-            index = lines[:, :, None] * (width + 2 * self.pad) + columns[:, None, :]
-            yield self._normalize(self._pixels[index]), self._labels[order]
+        order, top, left, flip = drawn
+        rows = top[:, None] + y
+        columns = left[:, None] + torch.where(flip[:, None] == 1, width - 1 - x, x)
+        lines = order[:, None] * (height + 2 * self.pad) + rows
+        index = lines[:, :, None] * (width + 2 * self.pad) + columns[:, None, :]
+        return self._normalize(self._pixels[index]), self._labels[order]
+
+    @property
+    def test_size(self) -> int:
+        return len(self._test_labels)
 
     def test(self) -> Iterator[Batch]:
         """The test images in their own order."""
-        for part in self.share.slices(len(self._test_labels)):
-            yield self._normalize(self._test_images[part]), self._test_labels[part]
+        for part in self.share.slices(self.test_size):
+            yield self.plain(part)
+
+    def plain(self, part: slice | Tensor) -> Batch:
+        """The test images at these places."""
+        return self._normalize(self._test_images[part]), self._test_labels[part]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,24 +14,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dcil import SparseNet, Update, data, models
+from dcil import SparseNet, Update, data, engine, models
 from dcil.data import Batches, ImageData
+from dcil.engine import ALONE, Diverged, EagerEngine, Engine, Speed
 from dcil.errors import UserError
 from dcil.train.config import Config
 from dcil.train.curve import summarise
 from dcil.train.environment import environment
-from dcil.train.evaluate import evaluate
 from dcil.train.files import write_text, write_whole
 from dcil.train.run import RunFolder
 
 #: Called with (epochs done, fraction of the current epoch, the newest metrics or None).
 Progress = Callable[[int, float, "dict[str, Any] | None"], None]
 
-
-class Diverged(UserError):
-    """The loss is not a finite number any more."""
-
-    exit_code = 1
+__all__ = ["Diverged", "Progress", "Trainer", "train"]
 
 
 @dataclass
@@ -43,9 +38,14 @@ class Trainer:
     net: SparseNet
     optimizer: torch.optim.SGD
     loader: Batches
+    engine: Engine
 
     @classmethod
-    def build(cls, config: Config, dataset: ImageData, device: torch.device) -> Trainer:
+    def build(cls, config: Config, dataset: ImageData, device: torch.device, speed: Speed | None = None) -> Trainer:
+        if dataset.train_size % config.batch == 1:
+            raise UserError(
+                f"--batch {config.batch} leaves a last batch of one image, which norm layers cannot train on"
+            )
         loader = dataset.loader(config.batch, device, config.seed)
         reseed(config.seed, 0)
         model = models.build(config.model, dataset.classes, dataset.shape[0]).to(device)
@@ -58,7 +58,7 @@ class Trainer:
             nesterov=config.momentum > 0,
             weight_decay=config.weight_decay,
         )
-        return cls(config, net, optimizer, loader)
+        return cls(config, net, optimizer, loader, engine.build(net, optimizer, loader, speed or Speed()))
 
     def epoch(self, epoch: int, progress: Progress) -> dict[str, Any]:
         """Train through epoch number ``epoch`` (from 0) and measure. Nothing here depends on the epochs before it
@@ -66,13 +66,13 @@ class Trainer:
         reseed(self.config.seed, epoch + 1)
         self.net.train()
         start = time.perf_counter()
-        totals = torch.zeros(3, dtype=torch.double, device=self.loader.device)  # loss, hits, images
         updates: list[Update] = []
-        for i, (x, y) in enumerate(self.loader.train(epoch)):
-            self.set_lr(self.config.lr_at(epoch + i / self.loader.steps))
-            totals += self.step(x, y, updates)
+        rate = self.config.lr_at
+        for i, update in enumerate(self.engine.epoch(epoch, lambda i: rate(epoch + i / self.loader.steps))):
+            if update is not None:
+                updates.append(update)
             progress(epoch, (i + 1) / self.loader.steps, None)
-        loss, hits, images = totals.tolist()
+        loss, hits, images = self.engine.totals()
         return {
             "epoch": epoch + 1,
             "phase": self.config.phase_at(epoch)[0].name,
@@ -86,38 +86,25 @@ class Trainer:
         }
 
     def step(self, x: Tensor, y: Tensor, updates: list[Update]) -> Tensor:
-        """One optimizer step; returns what it adds to the epoch's totals and notes a mask update in ``updates``."""
-        outputs = self.net(x)
-        loss = self.net.loss(outputs, y)
-        if not math.isfinite(value := loss.item()):
-            raise Diverged(
-                f"the loss is {value} at step {self.net.steps_done + 1}; the weights are as the step before left "
-                f"them; try a smaller learning rate than --lr {self.config.lr:g}"
-            )
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        if (update := self.net.step(self.optimizer)) is not None:
+        """One plain step by hand; returns what it adds to an epoch's totals and notes a mask update in ``updates``."""
+        totals, update = EagerEngine(self.net, self.optimizer, self.loader, Speed().on(x.device)).step(x, y)
+        if update is not None:
             updates.append(update)
-        hits = (outputs["pruned"].detach().argmax(1) == y).sum()
-        return torch.stack([loss.detach() * len(y), hits, torch.full_like(hits, len(y))]).double()
+        return totals
 
     def measure(self) -> dict[str, Any]:
         """Accuracy of both paths and sparsity, now."""
-        accuracy = evaluate(self.net, self.loader)
+        accuracy = self.engine.evaluate()
         top1, top5 = accuracy["pruned"]
         top1_super, _ = accuracy.get("super", (None, None))
         return {"top1": top1, "top5": top5, "top1_super": top1_super, "sparsity": self.net.sparsity}
-
-    def set_lr(self, lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
 
 
 def reseed(seed: int, stream: int) -> None:
     """Fresh random numbers that depend on (seed, stream) only, for what a model draws: initial weights, dropout."""
     state = np.random.SeedSequence((seed, stream)).generate_state(1, np.uint64)
-    torch.manual_seed(int(state[0]) % 2**63)
+    with ALONE:  # not while another run of this process draws its weights
+        torch.manual_seed(int(state[0]) % 2**63)
 
 
 def train(
@@ -126,31 +113,37 @@ def train(
     data_dir: Path,
     device: torch.device,
     progress: Progress = lambda epoch, part, row: None,
+    speed: Speed | None = None,
+    load: Callable[[str, Path], ImageData] = data.load,
 ) -> dict[str, Any]:
     """Run ``config`` in ``folder``, from its checkpoint if there is one; returns the summary."""
     if (done := folder.summary()) is not None:
         return done
-    dataset = data.load(config.dataset, data_dir)
-    trainer = Trainer.build(config, dataset, device)
-    if not folder.started:
-        folder.create(config, trainer.net.method, dataset)
-    folder.tidy()
-    start = folder.restore(trainer.net, trainer.optimizer)
-    folder.rewind_metrics(start)
-    for row in folder.metrics():
-        progress(row["epoch"], 0.0, row)
-    for epoch in range(start, config.total_epochs):
-        row = trainer.epoch(epoch, progress)
-        folder.append(row)
-        folder.save(trainer.net, trainer.optimizer, epoch + 1)
-        progress(epoch + 1, 0.0, row)
-    return finish(folder, trainer)
+    with ALONE:  # other runs of this process draw from the same random numbers
+        dataset = load(config.dataset, data_dir)
+        trainer = Trainer.build(config, dataset, device, speed)
+    with folder.locked():
+        if not folder.started:
+            folder.create(config, trainer.net.method, dataset)
+        folder.tidy()
+        start = folder.restore(trainer.net, trainer.optimizer)
+        folder.rewind_metrics(start)
+        for row in folder.metrics():
+            progress(row["epoch"], 0.0, row)
+        for epoch in range(start, config.total_epochs):
+            row = trainer.epoch(epoch, progress)
+            folder.append(row)
+            folder.save(trainer.net, trainer.optimizer, epoch + 1)
+            progress(epoch + 1, 0.0, row)
+        return finish(folder, trainer)
 
 
 def finish(folder: RunFolder, trainer: Trainer) -> dict[str, Any]:
     """The finalized model and, last of all, the summary that marks the run as complete."""
     net, rows = trainer.net, folder.metrics()
     model = net.finalize()
+    if broken := [name for name, value in model.state_dict().items() if not value.isfinite().all()]:
+        raise Diverged(f"the last step left weights that are not finite ({broken[0]}); try a smaller learning rate")
     tensors = {key: value.cpu().contiguous().clone() for key, value in model.state_dict().items()}
     write_whole(folder.path / "model.safetensors", lambda draft: save_file(tensors, draft))
     summary = summarize(trainer, rows)
@@ -177,6 +170,6 @@ def summarize(trainer: Trainer, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "kept": sum(layer["kept"] for layer in layers.values()),
         "layers": layers,
         "notes": net.notes(),
-        "environment": environment(trainer.loader.device),
+        "environment": environment(trainer.loader.device) | trainer.engine.speed.record(trainer.engine.name),
         "complete": True,
     }

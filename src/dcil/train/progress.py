@@ -1,13 +1,13 @@
-"""What a person sees while a run is going: a bar in a terminal, a line now and then elsewhere."""
+"""What a person sees while runs are going: bars in a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from dcil.train.loop import Progress as Report
 
@@ -15,8 +15,15 @@ from dcil.train.loop import Progress as Report
 @contextmanager
 def showing(console: Console, label: str, epochs: int) -> Iterator[Report]:
     """A progress callback for ``train`` that lives as long as the context."""
+    with showing_many(console, [(label, epochs)]) as (report,):
+        yield report
+
+
+@contextmanager
+def showing_many(console: Console, runs: Sequence[tuple[str, int]]) -> Iterator[list[Report]]:
+    """A callback for each of several runs (label, epochs) in one display; they may come from different threads."""
     if not console.is_terminal:
-        yield lines(console, label, epochs)
+        yield [lines(console, label, epochs) for label, epochs in runs]
         return
     columns = (
         TextColumn("{task.description}"),
@@ -26,14 +33,22 @@ def showing(console: Console, label: str, epochs: int) -> Iterator[Report]:
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task(label, total=epochs, news="")
+        yield [moving(bar, bar.add_task(label, total=epochs, news="")) for label, epochs in runs]
 
-        def report(epoch: int, part: float, row: dict[str, Any] | None) -> None:
-            bar.update(task, completed=round(epoch + part, 2))
-            if row is not None:
-                bar.update(task, news=news(row))
 
-        yield report
+def moving(bar: Progress, task: TaskID) -> Report:
+    """Moves one bar, by hundredths of an epoch: the steps come too fast for a display."""
+    shown = -1.0
+
+    def report(epoch: int, part: float, row: dict[str, Any] | None) -> None:
+        nonlocal shown
+        if (now := round(epoch + part, 2)) != shown:
+            shown = now
+            bar.update(task, completed=now)
+        if row is not None:
+            bar.update(task, news=news(row))
+
+    return report
 
 
 def lines(console: Console, label: str, epochs: int) -> Report:

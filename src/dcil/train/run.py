@@ -86,6 +86,7 @@ class RunFolder:
                     f"another process is working in {self.path}; wait for it or choose another --out"
                 ) from None
             yield
+            (self.path / ".lock").unlink(missing_ok=True)
 
     def tidy(self) -> None:
         """Remove drafts that a kill left behind."""

@@ -1,0 +1,257 @@
+"""Training on the GPU, side by side: methods, engines, whole epochs, peak memory, several runs at once, the masks."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+
+from dcil import models
+from dcil.data import Dataset, Split
+from dcil.engine import Speed
+from dcil.engine.ops import new_stream
+from dcil.kth import kth_smallest
+from dcil.masks import keep_largest
+from dcil.train import Config, Trainer
+from dcil.train.environment import environment
+
+SELECT, MASKS_EVERY = 25_000_000, 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """Images of random pixels; enough steps for a time, or a whole epoch of the data set it stands for."""
+
+    model: str
+    batch: int
+    size: int
+    classes: int
+    images: int
+    tests: int
+
+
+CASES = {
+    "resnet20": Case("resnet20", 128, 32, 10, 50_000, 10_000),
+    "wrn-28-2": Case("wrn-28-2", 128, 32, 10, 128 * 100, 2_000),
+    "wrn-28-8": Case("wrn-28-8", 128, 32, 10, 128 * 40, 2_000),
+    "resnet50": Case("resnet50", 256, 224, 1000, 256 * 12, 256),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    model: str
+    method: str
+    engine: str
+    precision: str
+    route: str
+    ms_per_step: float
+    epoch_seconds: float
+    peak_gib: float
+    prepare_seconds: float
+
+
+def random_data(case: Case) -> Dataset:
+    """Images of the right shape that nobody has to download."""
+    generator = torch.Generator().manual_seed(0)
+
+    def split(n: int) -> Split:
+        images = torch.randint(256, (n, 3, case.size, case.size), dtype=torch.uint8, generator=generator)
+        return Split(images, torch.randint(case.classes, (n,), generator=generator))
+
+    pad = 4 if case.size <= 64 else 0
+    return Dataset("random", split(case.images), split(case.tests), case.classes, (0.5,) * 3, (0.25,) * 3, pad, True)
+
+
+def build(case: Case, method: str, dataset: Dataset, device: torch.device, speed: Speed, seed: int = 0) -> Trainer:
+    """A trainer in the second half of the schedule: everything that can cost is switched on."""
+    settings = {"warmup": "0"} if method == "dcil" else {}
+    config = Config(
+        dataset="cifar10", model=case.model, method=method, epochs=300, target_epoch=225, milestones=(150, 225),
+        batch=case.batch, lr=0.01, seed=seed, settings=settings,
+    )  # fmt: skip
+    return Trainer.build(config, dataset, device, speed)
+
+
+def measure(case: Case, method: str, dataset: Dataset, device: torch.device, speed: Speed) -> Row:
+    """Prepare in a first epoch, then time the steps of a second one, then its evaluation."""
+    settle(device)
+    start = time.perf_counter()
+    trainer = build(case, method, dataset, device, speed)
+    limit = None if speed.engine == "graph" else 40  # the plain loop is slow: some steps say enough
+    run_steps(trainer, 150, limit and 10)
+    trainer.engine.evaluate()
+    wait(device)
+    prepared = time.perf_counter() - start
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    steps = run_steps(trainer, 151, limit)
+    wait(device)
+    train_seconds = (time.perf_counter() - start) / steps * trainer.loader.steps
+    start = time.perf_counter()
+    trainer.measure()
+    whole = train_seconds + time.perf_counter() - start
+    peak = torch.cuda.max_memory_reserved() / 2**30 if device.type == "cuda" else 0.0
+    route = getattr(trainer.engine, "route", None)
+    programs = getattr(route, "programs", None)
+    kind = "-" if programs is None else "stacked" if any(len(g) > 1 for g in programs) else "streams"
+    kind = "plain" if type(route).__name__ == "Plain" else kind
+    kind = f"{kind}, low memory" if speed.low_memory else kind
+    ms = 1000 * train_seconds / trainer.loader.steps
+    return Row(case.model, method, trainer.engine.name, speed.precision, kind, ms, whole, peak, prepared)
+
+
+def run_steps(trainer: Trainer, epoch: int, limit: int | None) -> int:
+    trainer.net.train()
+    done = 0
+    for _ in trainer.engine.epoch(epoch, lambda i: 0.01):
+        done += 1
+        if done == limit:
+            break
+    return done
+
+
+def parallel(case: Case, dataset: Dataset, device: torch.device, speed: Speed, runs: int) -> float:
+    """ms per run and step of ``runs`` DCIL trainings in one process, each in its own thread and on its own stream."""
+    settle(device)
+    trainers = []
+    for seed in range(runs):
+        stream = new_stream(device)
+        with torch.cuda.stream(stream):
+            trainer = build(case, "dcil", dataset, device, speed, seed)
+            run_steps(trainer, 150, trainer.loader.steps)
+        trainers.append((stream, trainer))
+    wait(device)
+
+    def work(stream: torch.cuda.Stream, trainer: Trainer) -> None:
+        with torch.cuda.stream(stream):
+            run_steps(trainer, 151, None)
+            stream.synchronize()
+
+    threads = [threading.Thread(target=work, args=pair) for pair in trainers]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return 1000 * (time.perf_counter() - start) / (runs * trainers[0][1].loader.steps)
+
+
+def plain_torch(case: Case, device: torch.device, compiled: bool) -> float:
+    """ms per step of torch alone: bf16 autocast, channels_last, torch.compile, fused SGD, one fixed batch."""
+    settle(device)
+    model = models.build(case.model, case.classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    run = torch.compile(model) if compiled else model
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=1e-4, nesterov=True, fused=True)
+    x = torch.randn(case.batch, 3, case.size, case.size, device=device).to(memory_format=torch.channels_last)
+    y = torch.randint(case.classes, (case.batch,), device=device)
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = F.cross_entropy(run(x), y)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return clock(step, device, 5, 20)
+
+
+def selection(device: torch.device) -> dict[str, float]:
+    """ms of one exact selection over 25 million scores, and of torch's own k-th value."""
+    scores = torch.randn(SELECT, device=device).square_()
+    pruned = int(0.9 * SELECT)
+    kept = int(keep_largest(scores, pruned).sum())
+    assert kept == SELECT - pruned
+    assert float(kth_smallest(scores, pruned)) == float(scores.sort().values[pruned - 1])
+    return {
+        "keep_largest_ms": clock(lambda: keep_largest(scores, pruned), device, 3, 10),
+        "kthvalue_ms": clock(lambda: scores.kthvalue(pruned), device, 1, 3),
+        "sort_ms": clock(lambda: scores.sort(), device, 1, 3),
+    }
+
+
+def clock(action: Callable[[], Any], device: torch.device, warm: int, times: int) -> float:
+    """Median ms; the device finishes each."""
+    found = []
+    for i in range(warm + times):
+        wait(device)
+        start = time.perf_counter()
+        action()
+        wait(device)
+        if i >= warm:
+            found.append(1000 * (time.perf_counter() - start))
+    return statistics.median(found)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def settle(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def plan(speeds: Sequence[Speed]) -> list[tuple[str, Speed]]:
+    """Which method with which engine."""
+    found = [(method, speed) for speed in speeds for method in ("dense", "dpf", "dcil")]
+    fast = [speed for speed in speeds if speed.engine == "graph"][:1]
+    return found + [("dcil", replace(speed, low_memory=True)) for speed in fast]
+
+
+def run(
+    names: Sequence[str], runs: Sequence[int], precision: str, baseline: Sequence[str], device: torch.device, out: Path
+) -> None:
+    """Measure, print, write."""
+    console = Console()
+    speeds = [Speed(engine, precision).on(device) for engine in ("eager", "graph")]
+    rows: list[Row] = []
+    found: dict[str, Any] = {"environment": environment(device), "parallel": {}, "torch": {}}
+    for name in names:
+        case = CASES[name]
+        dataset = random_data(case)
+        for method, speed in plan(speeds):
+            rows.append(measure(case, method, dataset, device, speed))
+            console.print(f"{name} {method} {rows[-1].engine} {rows[-1].route}: {rows[-1].ms_per_step:.3f} ms")
+        if name in baseline:
+            found["torch"][name] = plain_torch(case, device, compiled=True)
+        if name == names[0] and device.type == "cuda":
+            found["selection"] = selection(device)
+            crowded = {n: replace(speeds[1], crowded=n > 1) for n in runs}
+            found["parallel"] = {n: parallel(case, dataset, device, crowded[n], n) for n in runs}
+        found["rows"] = [asdict(row) for row in rows]
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    show(console, rows, found)
+    console.print(f"written: {out}", highlight=False)
+
+
+def show(console: Console, rows: Sequence[Row], found: dict[str, Any]) -> None:
+    table = Table("model", "engine", "paths", "method", "ms / step", "x dense", "s / epoch", "peak GiB")
+    for row in rows:
+        dense = next(r for r in rows if (r.model, r.engine, r.method) == (row.model, row.engine, "dense"))
+        ratio = f"{row.ms_per_step / dense.ms_per_step:.2f}"
+        numbers = (f"{row.ms_per_step:.3f}", ratio, f"{row.epoch_seconds:.3f}", f"{row.peak_gib:.2f}")
+        table.add_row(row.model, f"{row.engine} {row.precision}", row.route, row.method, *numbers)
+    console.print(table)
+    for n, ms in found["parallel"].items():
+        console.print(f"{n} DCIL runs at once: {ms:.3f} ms per run and step", highlight=False)
+    for name, ms in found["torch"].items():
+        console.print(f"{name}, dense, torch.compile alone: {ms:.3f} ms per step", highlight=False)
+    if "selection" in found:
+        console.print(f"masks over 25 M weights: {found['selection']['keep_largest_ms']:.2f} ms, every 16th step")
+    console.print("; ".join(f"{k} {v}" for k, v in found["environment"].items()), highlight=False)

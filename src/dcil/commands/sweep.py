@@ -1,0 +1,189 @@
+"""Train many networks: a grid of methods, models, sparsities and seeds, or a list, several at once on a GPU.
+
+Each run has its own folder below --out. The same command again goes on where it was stopped."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from dcil import METHODS, data
+from dcil.commands import report
+from dcil.commands.parser import Parser, number, say, whole
+from dcil.commands.train import CONFIG, add_options, base_config, check_same, override, speed_of
+from dcil.engine import Speed
+from dcil.engine.ops import new_stream
+from dcil.errors import UserError, unknown
+from dcil.train import Config, RunFolder, train
+from dcil.train.loop import Progress
+from dcil.train.memory import keep_freed_memory
+from dcil.train.progress import showing_many
+
+#: Option -> the field of the config that it lists values for, and how one is read.
+AXES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "models": ("model", str),
+    "methods": ("method", str),
+    "sparsities": ("sparsity", number),
+    "seeds": ("seed", whole),
+}
+GPU_RUNS = 4  # at once, unless --parallel says otherwise
+
+
+class Stopped(Exception):
+    """Somebody pressed Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    folder: RunFolder
+    config: Config
+
+
+def main(words: Sequence[str]) -> int:
+    parser = Parser("dcil sweep", __doc__)
+    add_options(parser)
+    for option, (field, _) in AXES.items():
+        parser.add_argument(f"--{option}", metavar="A,B,…", help=f"values for {field}: every combination is a run")
+    parser.add_argument("--list", type=Path, metavar="FILE", help="JSON: a list of objects, each the settings of a run")
+    parser.add_argument("--parallel", type=whole, metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
+    args = parser.parse(words)
+    speed = replace(speed_of(args), crowded=args.parallel != 1)
+    if args.out is None:
+        raise UserError("--out is missing: the folder for the runs")
+    flags = {name: getattr(args, name) for name in CONFIG if hasattr(args, name)}
+    axes = {field: values(getattr(args, option), kind) for option, (field, kind) in AXES.items()}
+    wanted = listed(args.list) if args.list else grid({f: v for f, v in axes.items() if v is not None})
+    runs = plan(args.out, [flags | one for one in wanted], args.recipe)
+    at_once = (GPU_RUNS if args.device.type == "cuda" else 1) if args.parallel is None else args.parallel
+    if at_once < 1:
+        raise UserError(f"--parallel {at_once}: at least 1")
+    keep_freed_memory()
+    failures = execute(Console(), runs, at_once, args.data_dir, args.device, speed)
+    done = [run.folder.path for run in runs if run.folder.summary() is not None]
+    if done:
+        report.show(done, args.out / "report.html")
+    say(f"{len(done)} of {len(runs)} runs are complete")
+    for name, reason in failures.items():
+        sys.stderr.write(f"dcil: {name} failed: {reason}\n")
+    return 1 if failures else 0
+
+
+def values(text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:
+    if text is None:
+        return None
+    try:
+        return [kind(word) for word in text.split(",") if word]
+    except Exception as error:  # argparse's own, whose text is for people
+        raise UserError(str(error)) from None
+
+
+def grid(axes: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Every combination; a method that prunes nothing comes once, not once per sparsity."""
+    found: list[dict[str, Any]] = []
+    for combination in itertools.product(*axes.values()):
+        one = dict(zip(axes, combination, strict=True))
+        method = one.get("method", "dcil")
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+        if not METHODS[method].prunes:
+            one.pop("sparsity", None)
+        if one not in found:
+            found.append(one)
+    return found
+
+
+def listed(file: Path) -> list[dict[str, Any]]:
+    """The runs of a file: objects with names of options as keys, "settings" an object of its own."""
+    try:
+        runs = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(f"--list {file}: {error}") from None
+    if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
+        raise UserError(f"--list {file}: expected a list of objects")
+    for run in runs:
+        for key in run:
+            if key not in CONFIG and key != "name":
+                raise unknown("setting in the list", key, [*CONFIG, "name"])
+        if "settings" in run:
+            run["settings"] = [(name, str(value)) for name, value in run["settings"].items()]
+        if "milestones" in run:
+            run["milestones"] = tuple(run["milestones"])
+    return runs
+
+
+def plan(out: Path, wanted: Sequence[dict[str, Any]], recipe: str | None) -> list[Run]:
+    """The configs of all runs, before anything is written; those that are in their folders already must agree."""
+    runs: list[Run] = []
+    for given in wanted:
+        flags = {key: value for key, value in given.items() if key not in ("name", "method")}
+        method = given.get("method")
+        config = override(base_config(flags, recipe, method or "dcil"), flags)
+        name = str(given.get("name") or name_of(config))
+        folder = RunFolder(out / name)
+        if any(run.name == name for run in runs):
+            raise UserError(f"two runs would be called {name}: give them names in a --list")
+        runs.append(Run(name, folder, check_same(folder, method, flags, recipe) if folder.started else config))
+    return runs
+
+
+def name_of(config: Config) -> str:
+    pruned = f"-{config.granularity}{config.sparsity:g}" if METHODS[config.method].prunes else ""
+    return f"{config.dataset}-{config.model}-{config.method}{pruned}-seed{config.seed}"
+
+
+def execute(
+    console: Console, runs: Sequence[Run], at_once: int, data_dir: Path, device: torch.device, speed: Speed
+) -> dict[str, str]:
+    """Train them all, ``at_once`` at a time; name -> why, of those that failed."""
+    failures: dict[str, str] = {}
+    stop = threading.Event()
+    load = cache(data.load)  # once for all runs
+
+    def one(run: Run, show: Progress) -> None:
+        try:
+            with own_stream(device):
+                train(run.config, run.folder, data_dir, device, partial(going_on, show, stop), speed, load)
+        except Stopped:
+            pass
+        except UserError as error:
+            failures[run.name] = " ".join(str(error).split())
+        except Exception as error:  # whatever it is, the other runs go on
+            failures[run.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+    with showing_many(console, [(run.name, run.config.total_epochs) for run in runs]) as shows:
+        pool = ThreadPoolExecutor(at_once)
+        jobs = [pool.submit(one, run, show) for run, show in zip(runs, shows, strict=True)]
+        try:
+            for job in jobs:
+                job.result()
+        except KeyboardInterrupt:
+            stop.set()
+            console.print("[bold]stopping[/]; to go on: the same command again")
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return failures
+
+
+def going_on(show: Progress, stop: threading.Event, epoch: int, part: float, row: dict[str, Any] | None) -> None:
+    if stop.is_set():
+        raise Stopped
+    show(epoch, part, row)
+
+
+def own_stream(device: torch.device) -> AbstractContextManager[object]:
+    """Runs on streams of their own share the GPU instead of taking turns."""
+    return torch.cuda.stream(new_stream(device)) if device.type == "cuda" else nullcontext()

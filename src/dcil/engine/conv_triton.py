@@ -1,0 +1,124 @@
+"""3x3 convolution of narrow images (Triton, channels innermost): an implicit matrix product, tap by tap.
+
+cuDNN's kernels are made for wide layers: at 16 to 64 channels they take three times as long as reading and writing
+the images does. Stride 1 and padding 1 only; then the gradient of the input is the same product with mirrored taps.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from torch import Tensor
+
+WIDTHS = (16, 32, 64)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _convolve(x, weight, y, rows, height, width, step_in, step_out,  # type: ignore[no-untyped-def]
+              IN: tl.constexpr, OUT: tl.constexpr, R: tl.constexpr, MIRRORED: tl.constexpr):  # fmt: skip
+    r = tl.program_id(0) * R + tl.arange(0, R)
+    across = r % width
+    down = (r // width) % height
+    i, o = tl.arange(0, IN), tl.arange(0, OUT)
+    total = tl.zeros([R, OUT], tl.float32)
+    for tap in range(9):
+        dy, dx = tap // 3 - 1, tap % 3 - 1
+        ok = (down + dy >= 0) & (down + dy < height) & (across + dx >= 0) & (across + dx < width) & (r < rows)
+        pixels = tl.load(x + (r + dy * width + dx)[:, None] * IN + i[None, :], mask=ok[:, None], other=0.0)
+        place = 8 - tap if MIRRORED else tap
+        taps = tl.load(weight + place * (OUT if MIRRORED else IN) + i[:, None] * step_in + o[None, :] * step_out)
+        total = tl.dot(pixels, taps, total)
+    tl.store(y + r[:, None] * OUT + o[None, :], total.to(y.dtype.element_ty), mask=(r < rows)[:, None])
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _weight_parts(x, dy, parts, rows, height, width, chunk,  # type: ignore[no-untyped-def]
+                  IN: tl.constexpr, OUT: tl.constexpr, R: tl.constexpr):  # fmt: skip
+    """dW[o, tap, i] = sum dy[., o] x[., i] over one part of the rows, for the three taps of one line of the kernel."""
+    part, line = tl.program_id(0), tl.program_id(1)
+    i, o = tl.arange(0, IN), tl.arange(0, OUT)
+    left, middle, right = (
+        tl.zeros([OUT, IN], tl.float32),
+        tl.zeros([OUT, IN], tl.float32),
+        tl.zeros([OUT, IN], tl.float32),
+    )
+    last = tl.minimum(rows, (part + 1) * chunk)
+    for first in range(part * chunk, last, R):
+        r = first + tl.arange(0, R)
+        across = r % width
+        down = (r // width) % height + line - 1
+        ok = (r < last) & (down >= 0) & (down < height)
+        gradient = tl.trans(tl.load(dy + r[:, None] * OUT + o[None, :], mask=ok[:, None], other=0.0))
+        at = x + (r + (line - 1) * width)[:, None] * IN + i[None, :]
+        left = tl.dot(gradient, tl.load(at - IN, mask=(ok & (across > 0))[:, None], other=0.0), left)
+        middle = tl.dot(gradient, tl.load(at, mask=ok[:, None], other=0.0), middle)
+        right = tl.dot(gradient, tl.load(at + IN, mask=(ok & (across < width - 1))[:, None], other=0.0), right)
+    place = parts + part * (OUT * 9 * IN) + o[:, None] * (9 * IN) + (3 * line) * IN + i[None, :]
+    tl.store(place, left)
+    tl.store(place + IN, middle)
+    tl.store(place + 2 * IN, right)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _add_parts(parts, out, count, size, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    at, rows = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, B)
+    total = tl.zeros([B, B], tl.float32)
+    for first in range(0, count, B):
+        part = first + rows
+        ok = (part < count)[:, None] & (at < size)[None, :]
+        total += tl.load(parts + part[:, None] * size + at[None, :], mask=ok, other=0.0)
+    tl.store(out + at, tl.sum(total, 0).to(out.dtype.element_ty), mask=at < size)
+
+
+def weight_gradient(x: Tensor, dy: Tensor, out: Tensor) -> None:
+    """Into ``out`` (O, I, 3, 3), channels_last."""
+    n, channels, height, width = x.shape
+    rows, filters = n * height * width, out.shape[0]
+    block = 64 if max(channels, filters) == 64 else 128
+    count = min(triton.cdiv(rows, block), {16: 176, 32: 132, 64: 64}[channels])
+    chunk = block * triton.cdiv(triton.cdiv(rows, block), count)
+    count = triton.cdiv(rows, chunk)
+    parts = torch.empty(count, out.numel(), device=x.device)
+    _weight_parts[(count, 3)](x, dy, parts, rows, height, width, chunk, IN=channels, OUT=filters, R=block, num_warps=4)
+    _add_parts[(triton.cdiv(out.numel(), 32),)](parts, out, count, out.numel(), B=32, num_warps=4)
+
+
+def usable(x: Tensor, weight: Tensor, how: tuple[object, ...]) -> bool:
+    """Is this a case for the kernels here? ``how``: stride, padding, dilation, groups."""
+    plain = how == ((1, 1), (1, 1), (1, 1), 1)
+    narrow = weight.shape[0] in WIDTHS and weight.shape[1] in WIDTHS and weight.shape[2:] == (3, 3)
+    return plain and narrow and x.is_cuda and x.dtype == torch.bfloat16
+
+
+def forward(x: Tensor, weight: Tensor) -> Tensor:
+    """x (N, I, H, W), weight (O, I, 3, 3), both channels_last."""
+    out, channels = weight.shape[:2]
+    return _run(x, weight, channels, out, 9 * channels, mirrored=False)
+
+
+def backward(dy: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of the input."""
+    out, channels = weight.shape[:2]
+    return _run(dy, weight, out, channels, 9 * channels, mirrored=True)
+
+
+def _run(x: Tensor, weight: Tensor, wide_in: int, wide_out: int, filter_step: int, mirrored: bool,
+         tile: tuple[int, int, int] | None = None) -> Tensor:  # fmt: skip
+    n, _, height, width = x.shape
+    rows = n * height * width
+    y = torch.empty(n, wide_out, height, width, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    size, warps, stages = tile or choose(rows, wide_in)
+    step_in, step_out = (filter_step, 1) if mirrored else (1, filter_step)
+    _convolve[(triton.cdiv(rows, size),)](
+        x, weight, y, rows, height, width, step_in, step_out,
+        IN=wide_in, OUT=wide_out, R=size, MIRRORED=mirrored, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return y
+
+
+def choose(rows: int, channels: int) -> tuple[int, int, int]:
+    """Rows per program, warps, stages: the best of ten that were tried on an H200."""
+    if rows < 2**14:
+        return 64, 4, 3
+    return (128, 4, 3) if channels == 16 else (128, 8, 3)

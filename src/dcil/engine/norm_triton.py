@@ -1,0 +1,200 @@
+"""Batch norm, residual sum and ReLU in two kernels forward and two backward (Triton, channels innermost).
+
+A tensor is read as a matrix of rows (batch, height, width) by channels. The first kernel of each pair leaves partial
+sums, the second one adds them up itself: no third kernel, no atomic operation, so results repeat bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from torch import Tensor
+
+PROCESSORS = 132  # of an H100 or H200; elsewhere only the number of parts is less well chosen
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _statistics(x, parts, rows, chunk, channels: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    part, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
+    inside = c < channels
+    shift = tl.load(x + c, mask=inside, other=0.0).to(tl.float32)  # any value near the mean keeps the squares small
+    one = tl.zeros([R, C], tl.float32)
+    two = tl.zeros([R, C], tl.float32)
+    last = tl.minimum(rows, (part + 1) * chunk)
+    for first in range(part * chunk, last, R):
+        r = (first + tl.arange(0, R)).to(tl.int64)
+        ok = (r < last)[:, None] & inside[None, :]
+        v = tl.load(x + r[:, None] * channels + c[None, :], mask=ok, other=0.0).to(tl.float32)
+        v = tl.where(ok, v - shift[None, :], 0.0)
+        one += v
+        two += v * v
+    tl.store(parts + (2 * part) * channels + c, tl.sum(one, 0), mask=inside)
+    tl.store(parts + (2 * part + 1) * channels + c, tl.sum(two, 0), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _total(parts, count, c, inside, channels: tl.constexpr, P: tl.constexpr):  # type: ignore[no-untyped-def]
+    p = tl.arange(0, P)
+    ok = (p < count)[:, None] & inside[None, :]
+    at = parts + (2 * p[:, None]) * channels + c[None, :]
+    return tl.sum(tl.load(at, mask=ok, other=0.0), 0), tl.sum(tl.load(at + channels, mask=ok, other=0.0), 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _normalize(x, residual, y, weight, bias, mean_out, scale_out, running_mean, running_var, parts,  # type: ignore[no-untyped-def]
+               count, rows, chunk, eps, momentum,
+               channels: tl.constexpr, R: tl.constexpr, C: tl.constexpr, P: tl.constexpr,
+               RELU: tl.constexpr, RESIDUAL: tl.constexpr, TRACK: tl.constexpr):  # fmt: skip
+    part, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
+    inside = c < channels
+    one, two = _total(parts, count, c, inside, channels, P)
+    off = one / rows
+    variance = tl.maximum(two / rows - off * off, 0.0)
+    mean = tl.load(x + c, mask=inside, other=0.0).to(tl.float32) + off
+    scale = 1 / tl.sqrt_rn(variance + eps)
+    if part == 0:
+        tl.store(mean_out + c, mean, mask=inside)
+        tl.store(scale_out + c, scale, mask=inside)
+        if TRACK:
+            old_mean = tl.load(running_mean + c, mask=inside, other=0.0)
+            old_var = tl.load(running_var + c, mask=inside, other=0.0)
+            unbiased = variance * (rows / (rows - 1.0))
+            tl.store(running_mean + c, old_mean * (1 - momentum) + mean * momentum, mask=inside)
+            tl.store(running_var + c, old_var * (1 - momentum) + unbiased * momentum, mask=inside)
+    w = tl.load(weight + c, mask=inside, other=0.0).to(tl.float32) * scale
+    b = tl.load(bias + c, mask=inside, other=0.0).to(tl.float32) - mean * w
+    last = tl.minimum(rows, (part + 1) * chunk)
+    for first in range(part * chunk, last, R):
+        r = (first + tl.arange(0, R)).to(tl.int64)
+        ok = (r < last)[:, None] & inside[None, :]
+        at = r[:, None] * channels + c[None, :]
+        v = tl.load(x + at, mask=ok, other=0.0).to(tl.float32) * w[None, :] + b[None, :]
+        if RESIDUAL:
+            v += tl.load(residual + at, mask=ok, other=0.0).to(tl.float32)
+        if RELU:
+            v = tl.where(v < 0, 0.0, v)  # as torch: what is not a number stays so
+        tl.store(y + at, v.to(y.dtype.element_ty), mask=ok)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _arriving(dy, dy2, y, at, ok, v, w, b, RELU: tl.constexpr, RESIDUAL: tl.constexpr, TWO: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The gradient behind the ReLU; without a residual the sign of the output follows from the input."""
+    g = tl.load(dy + at, mask=ok, other=0.0).to(tl.float32)
+    if TWO:
+        g += tl.load(dy2 + at, mask=ok, other=0.0).to(tl.float32)
+    if RELU:
+        if RESIDUAL:
+            g = tl.where(tl.load(y + at, mask=ok, other=0.0) > 0, g, 0.0)
+        else:
+            g = tl.where(v * w[None, :] + b[None, :] > 0, g, 0.0)
+    return g
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _reduce_gradient(x, y, dy, dy2, weight, bias, mean_in, scale_in, parts, rows, chunk,  # type: ignore[no-untyped-def]
+                     channels: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+                     RELU: tl.constexpr, RESIDUAL: tl.constexpr, TWO: tl.constexpr):  # fmt: skip
+    part, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
+    inside = c < channels
+    mean = tl.load(mean_in + c, mask=inside, other=0.0)
+    scale = tl.load(scale_in + c, mask=inside, other=0.0)
+    w = tl.load(weight + c, mask=inside, other=0.0).to(tl.float32) * scale
+    b = tl.load(bias + c, mask=inside, other=0.0).to(tl.float32) - mean * w
+    one = tl.zeros([R, C], tl.float32)
+    two = tl.zeros([R, C], tl.float32)
+    last = tl.minimum(rows, (part + 1) * chunk)
+    for first in range(part * chunk, last, R):
+        r = (first + tl.arange(0, R)).to(tl.int64)
+        ok = (r < last)[:, None] & inside[None, :]
+        at = r[:, None] * channels + c[None, :]
+        v = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
+        g = _arriving(dy, dy2, y, at, ok, v, w, b, RELU, RESIDUAL, TWO)
+        one += g
+        two += g * (v - mean[None, :]) * scale[None, :]
+    tl.store(parts + (2 * part) * channels + c, tl.sum(one, 0), mask=inside)
+    tl.store(parts + (2 * part + 1) * channels + c, tl.sum(two, 0), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _pass_gradient(x, y, dy, dy2, dx, dres, weight, bias, mean_in, scale_in, dweight, dbias, parts,  # type: ignore[no-untyped-def]
+                   count, rows, chunk, channels: tl.constexpr, R: tl.constexpr, C: tl.constexpr, P: tl.constexpr,
+                   RELU: tl.constexpr, RESIDUAL: tl.constexpr, TWO: tl.constexpr):  # fmt: skip
+    part, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
+    inside = c < channels
+    one, two = _total(parts, count, c, inside, channels, P)
+    if part == 0:
+        tl.store(dbias + c, one, mask=inside)
+        tl.store(dweight + c, two, mask=inside)
+    mean = tl.load(mean_in + c, mask=inside, other=0.0)
+    scale = tl.load(scale_in + c, mask=inside, other=0.0)
+    w = tl.load(weight + c, mask=inside, other=0.0).to(tl.float32) * scale
+    b = tl.load(bias + c, mask=inside, other=0.0).to(tl.float32) - mean * w
+    one, two = one / rows, two / rows
+    last = tl.minimum(rows, (part + 1) * chunk)
+    for first in range(part * chunk, last, R):
+        r = (first + tl.arange(0, R)).to(tl.int64)
+        ok = (r < last)[:, None] & inside[None, :]
+        at = r[:, None] * channels + c[None, :]
+        v = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
+        g = _arriving(dy, dy2, y, at, ok, v, w, b, RELU, RESIDUAL, TWO)
+        if RESIDUAL:
+            tl.store(dres + at, g.to(dres.dtype.element_ty), mask=ok)
+        g = w[None, :] * (g - one[None, :] - (v - mean[None, :]) * scale[None, :] * two[None, :])
+        tl.store(dx + at, g.to(dx.dtype.element_ty), mask=ok)
+
+
+def plan(rows: int, channels: int) -> tuple[dict[str, Any], int, int, int]:
+    """Block sizes, row parts of the reducing and of the writing kernel with their lengths."""
+    block = min(64, triton.next_power_of_2(channels))
+    height = max(16, 4096 // block)
+    columns = triton.cdiv(channels, block)
+    most = triton.cdiv(rows, height)
+    parts = max(1, min(most, 128, triton.cdiv(2 * PROCESSORS, columns)))
+    chunk = height * triton.cdiv(most, parts)
+    writers = max(1, min(most, triton.cdiv(8 * PROCESSORS, columns)))
+    blocks = {"channels": channels, "R": height, "C": block, "num_warps": 4 if block * height <= 4096 else 8}
+    return blocks, triton.cdiv(rows, chunk), chunk, height * triton.cdiv(most, writers)
+
+
+def forward(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, relu: bool,
+            running: tuple[Tensor, Tensor] | None, momentum: float) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(output, mean, 1 / standard deviation); moves the running statistics if there are any."""
+    channels = x.shape[1]
+    rows = x.numel() // channels
+    blocks, count, chunk, length = plan(rows, channels)
+    columns = triton.cdiv(channels, blocks["C"])
+    parts = torch.empty(count, 2, channels, device=x.device)
+    mean, scale = torch.empty(2, channels, device=x.device)
+    y = torch.empty_like(x)
+    _statistics[(count, columns)](x, parts, rows, chunk, **blocks)
+    track = running or (mean, mean)
+    _normalize[(triton.cdiv(rows, length), columns)](
+        x, x if residual is None else residual, y, weight, bias, mean, scale, *track, parts,
+        count, rows, length, eps, momentum, P=triton.next_power_of_2(count),
+        RELU=relu, RESIDUAL=residual is not None, TRACK=running is not None, **blocks,
+    )  # fmt: skip
+    return y, mean, scale
+
+
+def backward(x: Tensor, y: Tensor, grads: list[Tensor], residual: bool, weight: Tensor, bias: Tensor, mean: Tensor,
+             scale: Tensor, relu: bool, dweight: Tensor, dbias: Tensor) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """(gradient of the input, of the residual); those of weight and bias are written where they belong."""
+    channels = x.shape[1]
+    rows = x.numel() // channels
+    blocks, count, chunk, length = plan(rows, channels)
+    columns = triton.cdiv(channels, blocks["C"])
+    parts = torch.empty(count, 2, channels, device=x.device)
+    kind = {"RELU": relu, "RESIDUAL": residual, "TWO": len(grads) > 1}
+    dx = torch.empty_like(x)
+    dres = torch.empty_like(x) if residual else None
+    _reduce_gradient[(count, columns)](
+        x, y, grads[0], grads[-1], weight, bias, mean, scale, parts, rows, chunk, **kind, **blocks
+    )  # fmt: skip
+    _pass_gradient[(triton.cdiv(rows, length), columns)](
+        x, y, grads[0], grads[-1], dx, dx if dres is None else dres, weight, bias, mean, scale, dweight, dbias, parts,
+        count, rows, length, P=triton.next_power_of_2(count), **kind, **blocks,
+    )  # fmt: skip
+    return dx, dres

@@ -1,0 +1,179 @@
+"""The two operations that the fused networks are made of. Their parameters' gradients do not travel through autograd:
+backward writes them where the optimizer reads them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+try:
+    from dcil.engine import conv_triton, norm_triton
+
+    TRITON = True
+except ImportError:  # the plain formulas below serve, as they do on the CPU
+    TRITON = False
+
+
+def new_stream(device: torch.device, urgent: bool = False) -> torch.cuda.Stream:
+    """``urgent``: work that others wait for goes before work that nobody does."""
+    return torch.cuda.Stream(device, priority=-1 if urgent else 0)  # type: ignore[no-untyped-call,unused-ignore]
+
+
+class Lane:
+    """A side stream for weight gradients: nothing in the backward pass waits for them but its end."""
+
+    def __init__(self, device: torch.device, beside: bool, depth: int = 8) -> None:
+        self.stream = new_stream(device) if beside and device.type == "cuda" else None
+        self.depth = depth
+        self.pending: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
+
+    def run(self, work: Any, *held: Tensor) -> None:
+        """Do ``work`` beside the current stream; the tensors it reads are held until it is done."""
+        if self.stream is None:
+            work()  # on the CPU, or where side streams do not pay
+            return
+        here = torch.cuda.current_stream()
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            work()
+        self.pending.append((self.stream.record_event(), held))
+        if len(self.pending) > self.depth:  # bounds the memory that is held
+            here.wait_event(self.pending.popleft()[0])
+
+    def join(self) -> None:
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
+            self.pending.clear()
+
+
+class _Conv(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, conv: Conv) -> Tensor:
+        ctx.conv = conv
+        ctx.save_for_backward(x)
+        ctx.narrow = TRITON and conv_triton.usable(x, conv.value, conv.kind)
+        if ctx.narrow:
+            return conv_triton.forward(x, conv.value)
+        return torch.ops.aten.convolution(x, conv.value, *conv.how)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None]:
+        (x,), conv = ctx.saved_tensors, ctx.conv
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        args = (dy, x, conv.value, None, *conv.how[1:])
+
+        def weight_gradient() -> None:
+            if ctx.narrow:
+                conv_triton.weight_gradient(x, dy, conv.gradient)
+            else:
+                conv.gradient.copy_(torch.ops.aten.convolution_backward(*args, [False, True, False])[1])
+
+        conv.lane.run(weight_gradient, x, dy)
+        if not ctx.needs_input_grad[0]:
+            return None, None, None
+        if ctx.narrow:
+            return conv_triton.backward(dy, conv.value), None, None
+        return torch.ops.aten.convolution_backward(*args, [True, False, False])[0], None, None
+
+
+class Conv(nn.Module):
+    """A convolution whose weight and weight gradient live in given memory."""
+
+    value: Tensor
+    gradient: Tensor
+
+    def __init__(self, name: str, like: nn.Conv2d, lane: Lane, device: torch.device) -> None:
+        super().__init__()
+        self.name, self.lane = name, lane
+        self.how = (None, like.stride, like.padding, like.dilation, False, [0, 0], like.groups)
+        self.kind = tuple(like.stride), tuple(like.padding), tuple(like.dilation), like.groups
+        # Without an input that wants a gradient, autograd would not come by.
+        self.wants = torch.zeros((), device=device, requires_grad=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.value.dtype).contiguous(memory_format=torch.channels_last)
+        out: Tensor = _Conv.apply(x, self.wants, self)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _Norm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor | None, wants: Tensor, norm: Norm) -> Any:
+        running = norm.running if norm.track else None
+        kernels = norm_triton.forward if TRITON and x.is_cuda else plain_forward
+        x = x.contiguous(memory_format=torch.channels_last)
+        if residual is not None:
+            residual = residual.contiguous(memory_format=torch.channels_last)
+        y, mean, scale = kernels(x, residual, norm.weight, norm.bias, norm.eps, norm.relu, running, norm.momentum)
+        ctx.norm, ctx.residual = norm, residual is not None
+        ctx.save_for_backward(x, y, mean, scale)
+        ctx.set_materialize_grads(False)
+        return (y, y.detach()) if norm.outputs == 2 else y
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Tensor | None) -> tuple[Tensor, Tensor | None, None, None]:
+        (x, y, mean, scale), norm = ctx.saved_tensors, ctx.norm
+        grads = [dy.contiguous(memory_format=torch.channels_last) for dy in dys if dy is not None]
+        kernels = norm_triton.backward if TRITON and x.is_cuda else plain_backward
+        dx, dres = kernels(
+            x, y, grads, ctx.residual, norm.weight, norm.bias, mean, scale, norm.relu, norm.dweight, norm.dbias
+        )
+        return dx, dres, None, None
+
+
+class Norm(nn.Module):
+    """Batch norm in training, then the residual is added and negative values cut, as far as wanted.
+
+    With two readers it hands out its result twice, so that their gradients come in separately and are summed in the
+    same kernel.
+    """
+
+    def __init__(self, like: nn.BatchNorm2d, at: dict[str, Tensor], relu: bool) -> None:
+        super().__init__()
+        self.eps, self.momentum, self.relu = like.eps, float(like.momentum or 0.0), relu
+        self.outputs, self.track = 1, True
+        self.weight, self.bias = at["weight"], at["bias"]
+        self.dweight, self.dbias = at["dweight"], at["dbias"]
+        self.running = at["running_mean"], at["running_var"]
+        self.wants = torch.zeros((), device=self.weight.device, requires_grad=True)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        return _Norm.apply(x, residual, self.wants, self)  # type: ignore[no-untyped-call]
+
+
+def _wide(vector: Tensor) -> Tensor:
+    return vector[:, None, None]
+
+
+def plain_forward(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, relu: bool,
+                  running: tuple[Tensor, Tensor] | None, momentum: float) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """What the kernels compute, in plain torch."""
+    wide = x.float()
+    variance, mean = torch.var_mean(wide, (0, 2, 3), correction=0)
+    scale = torch.rsqrt(variance + eps)
+    if running is not None:
+        rows = x.numel() // x.shape[1]
+        running[0].lerp_(mean, momentum)
+        running[1].lerp_(variance * (rows / (rows - 1)), momentum)
+    y = (wide - _wide(mean)) * _wide(scale * weight) + _wide(bias)
+    y = y if residual is None else y + residual.float()
+    y = y.relu() if relu else y
+    return y.to(x.dtype), mean, scale
+
+
+def plain_backward(
+    x: Tensor, y: Tensor, grads: list[Tensor], residual: bool, weight: Tensor, bias: Tensor,
+    mean: Tensor, scale: Tensor, relu: bool, dweight: Tensor, dbias: Tensor,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    g = grads[0].float() if len(grads) == 1 else grads[0].float() + grads[1].float()
+    g = torch.where(y > 0, g, 0.0) if relu else g
+    unit = (x.float() - _wide(mean)) * _wide(scale)
+    dbias.copy_(g.sum((0, 2, 3)))
+    dweight.copy_((g * unit).sum((0, 2, 3)))
+    rows = x.numel() // x.shape[1]
+    dx = _wide(weight * scale) * (g - _wide(dbias / rows) - unit * _wide(dweight / rows))
+    return dx.to(x.dtype), g.to(x.dtype) if residual else None

@@ -1,0 +1,187 @@
+"""The fast engine against the plain one: the same numbers, whatever way the paths take.
+
+On the CPU nothing is recorded, but all else runs: flat parameters, views, fused networks, stacking, updates.
+The tests marked cuda repeat it on the GPU, with the graphs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from dcil import METHODS, Weight, data
+from dcil.engine import Diverged, EagerEngine, GraphEngine, Speed, obstacle
+from dcil.engine.route import Fused, Plain
+from dcil.engine.sgd import SGD
+from dcil.errors import UserError
+from dcil.train import Config, RunFolder, Trainer, train
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+SHORT = Config(epochs=2, target_epoch=1, milestones=(1,), batch=200)
+
+
+def built(method: str, device: str, speed: Speed, model: str) -> Trainer:
+    settings = {"every": "2"} | ({"warmup": "0.0"} if method == "dcil" else {})
+    config = replace(SHORT, method=method, model=model, settings=settings, sparsity=0.8)
+    trainer = Trainer.build(config, data.load("digits", Path("data")), torch.device(device), speed)
+    trainer.net.train()
+    return trainer
+
+
+def go(trainer: Trainer, steps: int, epoch: int = 0) -> Trainer:
+    """Train for the first few steps of an epoch."""
+    for i, _ in enumerate(trainer.engine.epoch(epoch, lambda i: 0.05 + 0.001 * i)):
+        if i + 1 == steps:
+            break
+    return trainer
+
+
+def tensors(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Everything that a step moves, the gradient included."""
+    found = {key: value.detach().clone() for key, value in trainer.net.state_dict().items()}
+    for name, parameter in trainer.net.named_parameters():
+        found[f"gradient {name}"] = parameter.grad.clone()
+        found[f"momentum {name}"] = trainer.optimizer.state[parameter]["momentum_buffer"].clone()
+    return found
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest relative distance of any tensor of the two."""
+    assert list(a) == list(b)
+    pairs = [(a[key].double(), b[key].double()) for key in a]
+    return max(float((x - y).norm() / (y.norm() + 1e-3)) for x, y in pairs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("model", ["wrn-10-1", "resnet8-digits"])
+@pytest.mark.parametrize("route", ["plain", "streams", "stacked", "low memory"])
+@pytest.mark.parametrize("method", ["dense", "dpf", "dcil", "rigl"])
+def test_engine_and_plain_loop_agree(method, route, model, device):
+    """float32, one step from a state with pruned weights and momentum.
+
+    Only one, because training is chaotic: initial weights that differ by 1e-6 are 1e-3 apart after two steps and
+    0.2 after twelve, in the plain loop too. The plain route, which does the same sums, agrees far longer.
+    """
+    speed = Speed("graph", "fp32", route="auto") if route == "low memory" else Speed("graph", "fp32", route=route)
+    speed = replace(speed, low_memory=route == "low memory")
+    plain = go(built(method, device, Speed("eager", "fp32"), model), 5)
+    fast = built(method, device, speed, model)
+    fast.net.load_state_dict(plain.net.state_dict())
+    for ours, theirs in zip(fast.net.parameters(), plain.net.parameters(), strict=True):
+        buffer = plain.optimizer.state[theirs]["momentum_buffer"].clone()
+        fast.optimizer.state[ours]["momentum_buffer"] = buffer
+    assert isinstance(plain.engine, EagerEngine)
+    assert isinstance(fast.engine, GraphEngine)
+    a, b = tensors(go(plain, 1, epoch=1)), tensors(go(fast, 1, epoch=1))
+    assert isinstance(fast.engine.route, Plain if route == "plain" else Fused)
+    assert distance(a, b) < 1e-2  # a ReLU at zero may fall to the other side
+    if isinstance(fast.engine.route, Fused) and method == "dcil":
+        stacked = route == "stacked" and model == "wrn-10-1"  # the other one has 12 channels, not a multiple of 8
+        assert len(fast.engine.route.programs) == (1 if stacked else 2)
+
+
+def config_for(method: str) -> Config:
+    """Some methods prune filters only."""
+    granularity = "weight" if Weight in METHODS[method].granularities else "filter"
+    return replace(SHORT, method=method, model="wrn-10-1", sparsity=0.5, granularity=granularity)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "mil"])
+def test_the_plain_route_stays_equal(method, device):
+    """Every method, through mask updates: the same sums in the same order, so the same bits (on the CPU)."""
+    config, dataset = config_for(method), data.load("digits", Path("data"))
+    speeds = Speed("eager", "fp32"), Speed("graph", "fp32", route="plain")
+    plain, fast = (Trainer.build(config, dataset, torch.device(device), speed) for speed in speeds)
+    for trainer in (plain, fast):
+        trainer.net.train()
+    # On a GPU the order of sums may differ, and training is chaotic: one step can be compared, not six.
+    a, b = (go(trainer, 6 if device == "cpu" else 1).net.state_dict() for trainer in (plain, fast))
+    assert distance(a, b) < (1e-6 if device == "cpu" else 1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_low_memory_is_the_same_step(device):
+    plain, low = (built("dcil", device, Speed("eager", "fp32", low_memory=m), "wrn-10-1") for m in (False, True))
+    assert distance(tensors(go(plain, 1)), tensors(go(low, 1))) < 1e-5
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 1e-2])
+def test_flat_sgd_is_torchs(momentum, nesterov, decay):
+    if nesterov and not momentum:
+        return
+    theirs = nn.Parameter(torch.randn(1000))
+    optimizer = torch.optim.SGD([theirs], 0.1, momentum, weight_decay=decay, nesterov=nesterov)
+    w, v = theirs.detach().clone(), torch.zeros(1000)
+    for i in range(5):
+        lr = 0.1 / (i + 1)
+        optimizer.param_groups[0]["lr"] = lr
+        theirs.grad = torch.randn(1000)
+        SGD.like(optimizer).step(w, theirs.grad, v, torch.tensor(-lr), torch.tensor(0))
+        optimizer.step()
+        assert torch.allclose(w, theirs, rtol=1e-6, atol=1e-7)
+    SGD.like(optimizer).step(w, torch.full((1000,), torch.nan), v, torch.tensor(-0.1), torch.tensor(7))
+    assert torch.allclose(w, theirs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_loss_that_is_not_finite_touches_no_weight_and_is_found(device):
+    trainer = go(built("dcil", device, Speed("graph", "fp32"), "wrn-10-1"), 3)
+    before = {k: v.clone() for k, v in trainer.net.named_parameters()}
+    trainer.engine.source.loader._normalize._shift.fill_(torch.nan)
+    go(trainer, 2, epoch=1)
+    assert all(torch.equal(before[k], v) for k, v in trainer.net.named_parameters())
+    with pytest.raises(Diverged, match=r"nan at step 4\b"):
+        trainer.engine.totals()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", ["dense", "dpf", "dcil"])
+def test_resume_under_the_engine(tmp_path, method, device, monkeypatch):
+    """A run that is stopped and resumed by the engine ends as one that was not."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    config = replace(SHORT, method=method, epochs=3, batch=300)
+    speed = Speed("graph", "fp32")
+    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
+
+    class Stop(Exception):
+        pass
+
+    def stop(epoch, part, row):
+        if epoch == 1 and part > 0.5:
+            raise Stop
+
+    args = (Path("data"), torch.device(device))
+    train(config, whole, *args, speed=speed)
+    with pytest.raises(Stop):
+        train(config, broken, *args, stop, speed)
+    train(config, broken, *args, speed=speed)
+    one, two = (load_file(f.path / "checkpoint.safetensors") for f in (whole, broken))
+    for key in one:
+        assert torch.equal(one[key], two[key]), key
+    summary = json.loads((whole.path / "summary.json").read_text())
+    assert summary["environment"]["engine"] == "graph"
+    assert summary["environment"]["precision"] == "fp32"
+
+
+def test_choosing():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert (Speed().on(cpu).engine, Speed().on(cpu).precision) == ("eager", "fp32")
+    assert (Speed().on(gpu).engine, Speed().on(gpu).precision) == ("graph", "bf16")
+    assert (Speed("eager", "tf32").on(gpu).engine, Speed("eager", "tf32").on(gpu).precision) == ("eager", "tf32")
+    with pytest.raises(UserError, match="did you mean 'graph'"):
+        Speed("grap")
+
+
+def test_a_method_with_layers_of_its_own_is_trained_eagerly():
+    """On an H200 the recorded step of mil ended in a misaligned address; until that is understood it is not taken."""
+    trainer = built("mil", "cpu", Speed(), "resnet8-digits")
+    assert "layers of its own" in (obstacle(trainer.net, Speed("graph")) or "")
