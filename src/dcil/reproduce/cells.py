@@ -1,0 +1,113 @@
+"""A cell: what is trained, with several seeds, to stand beside a number of the paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dcil import METHODS
+from dcil.errors import unknown
+from dcil.reproduce.paper import Row
+from dcil.train import RECIPES, Config
+
+#: The paper's names for methods -> ours. What it quotes from others is the same method, trained here.
+METHOD = {"dpf-rerun": "dpf", "incremental": "gmp", "dense-quoted": "dense", "dcil-nokl": "dcil"}
+#: The authors' "ResNet-56" is a bottleneck network; methods quoted with the basic-block one keep that.
+BOTTLENECK, BASIC_BLOCK = {"resnet56": "resnet56-bottleneck"}, ("sfp", "fpgm", "mil")
+#: Epochs before the KL terms in the main tables: with these, a row of the warm-up table is a main cell.
+WARMUP = {"cifar10": 70, "cifar100": 70, "imagenet": 10}
+SOURCE = {"imagenet": "imagefolder"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``warmup``, ``target`` (epochs) and ``finetune`` (epochs) are None or 0 where the main recipe holds."""
+
+    dataset: str
+    model: str
+    method: str
+    sparsity: float = 0.0
+    granularity: str = "weight"
+    kl: bool = True
+    warmup: int | None = None
+    target: int | None = None
+    finetune: int = 0
+
+    @property
+    def name(self) -> str:
+        """dense, dcil-0.95, dcil-nokl-filter0.4, dcil-0.95-target100, …"""
+        words = [self.method if self.kl else f"{self.method}-nokl"]
+        if METHODS[self.method].prunes:
+            words.append(f"{'' if self.granularity == 'weight' else self.granularity}{self.sparsity:g}")
+        for word, value in (("warmup", self.warmup), ("target", self.target), ("finetune", self.finetune or None)):
+            if value is not None:
+                words.append(f"{word}{value}")
+        return "-".join(words)
+
+    @property
+    def id(self) -> str:
+        return f"{self.dataset}/{self.model}/{self.name}"
+
+    @property
+    def dense(self) -> Cell:
+        """The unpruned network that this one is compared with."""
+        return Cell(self.dataset, self.model, "dense")
+
+    @property
+    def recipe(self) -> str:
+        name = "digits" if self.dataset == "digits" else f"{self.dataset}-{self.model}"
+        return name if self.target is None else f"{name}-target{self.target}"
+
+    def config(self, seed: int, epochs: int | None = None) -> Config:
+        """The recipe with what this cell changes; ``epochs`` shortens it for a trial."""
+        if self.recipe not in RECIPES:
+            raise unknown("recipe", self.recipe, RECIPES, nearest_only=True)
+        config = RECIPES[self.recipe](method=self.method)
+        changes: dict[str, Any] = {"seed": seed, "finetune_epochs": self.finetune}
+        if METHODS[self.method].prunes:
+            changes |= {"sparsity": self.sparsity, "granularity": self.granularity}
+        if not self.kl:
+            changes["settings"] = config.settings | {"kl": 0.0}
+        if self.warmup is not None:
+            changes["settings"] = config.settings | {"warmup": self.warmup / config.epochs}
+        config = replace(config, **changes)
+        return config if epochs is None else shortened(config, epochs)
+
+
+def shortened(config: Config, epochs: int) -> Config:
+    """The same run squeezed into ``epochs`` epochs."""
+    factor = epochs / config.epochs
+    return replace(
+        config,
+        epochs=epochs,
+        target_epoch=max(1, round(config.target_epoch * factor)),
+        milestones=tuple(max(1, round(m * factor)) for m in config.milestones),
+        lr_warmup_epochs=round(config.lr_warmup_epochs * factor),
+        finetune_epochs=-int(-config.finetune_epochs * factor // 1),
+    )
+
+
+def cell_of(row: Row, model: str | None = None) -> Cell | None:
+    """What is trained for a row; None for one that stands for two models, unless ``model`` says for which."""
+    model = model or row.model
+    if model is None:
+        return None
+    method = METHOD.get(row.method, row.method)
+    # Dense numbers quoted from those papers (not DPF's) are of the basic-block network too.
+    basic = method in BASIC_BLOCK or row.dense_source in [f"{name}-paper" for name in BASIC_BLOCK]
+    model = model if basic else BOTTLENECK.get(model, model)
+    if not METHODS[method].prunes:
+        return Cell(row.dataset, model, method)
+    usual = row.warmup_epochs in (None, WARMUP.get(row.dataset))
+    nokl = row.method == "dcil-nokl"
+    return Cell(
+        dataset=row.dataset,
+        model=model,
+        method=method,
+        sparsity=row.sparsity,
+        granularity=row.granularity,
+        kl=not nokl,
+        warmup=None if usual or nokl else row.warmup_epochs,
+        target=row.target_epoch if method == "dcil" else None,
+        finetune=row.finetune_epochs,
+    )

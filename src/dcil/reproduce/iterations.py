@@ -1,0 +1,121 @@
+"""Accuracy after every iteration of an epoch: the paper's figure of the drops that mask changes cause."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dcil.reproduce import record
+from dcil.reproduce.cells import Cell
+from dcil.reproduce.pool import Budget, Stopped
+from dcil.reproduce.session import Place, Run, carry_on, snapshot, start
+from dcil.reproduce.watch import top1
+from dcil.train import RunFolder
+from dcil.train.environment import environment
+from dcil.train.loop import Progress, reseed
+
+FORMAT = "dcil iterations 1"
+EPOCHS = (120, 200)  # the paper's figure, counted from 1
+CELLS = (
+    Cell("cifar10", "resnet20", "dpf", 0.95),
+    Cell("cifar10", "resnet20", "dcil", 0.95, kl=False),
+    Cell("cifar10", "resnet20", "dcil", 0.95),
+)
+
+
+def snapshots(run: Run) -> tuple[int, ...]:
+    """The epochs before which runs of the figure's cells keep a copy of their checkpoint, for this analysis."""
+    return tuple(epoch - 1 for epoch in EPOCHS) if run.cell in CELLS and run.seed == 0 else ()
+
+
+@dataclass(frozen=True)
+class Look:
+    """One cell through one epoch (from 1)."""
+
+    run: Run
+    epoch: int
+
+    @property
+    def file(self) -> Path:
+        return self.run.out / "iterations" / f"{self.run.label.replace('/', '-')}-epoch{self.epoch}.json"
+
+
+def looks(out: Path, cells: Sequence[Cell], epochs: Sequence[int], trial: int | None = None) -> list[Look]:
+    return [Look(Run(cell, 0, out, trial), epoch) for cell in cells for epoch in sorted(epochs)]
+
+
+def look(wanted: Look, place: Place, budget: Budget, progress: Progress) -> None:
+    """Bring the run to the beginning of the epoch, go through it, write what was seen."""
+    run = reach(wanted, place, budget, progress)
+    trainer = start(run, place)
+    held = RunFolder(run.folder.path / f"looking-{wanted.epoch}")
+    held.path.mkdir(exist_ok=True)
+    checkpoint = held.path / "checkpoint.safetensors"
+    try:
+        if wanted.epoch > 1:
+            checkpoint.write_bytes(snapshot(run.folder, wanted.epoch - 1).read_bytes())
+            held.restore(trainer.net, trainer.optimizer)
+        epoch, steps = wanted.epoch - 1, trainer.loader.steps
+        reseed(trainer.config.seed, epoch + 1)  # as Trainer.epoch does: the same epoch as the run's own
+        trainer.net.train()
+        seen: list[Tensor] = []
+        updates: list[list[Any]] = []
+        for i, update in enumerate(trainer.engine.epoch(epoch, lambda i: trainer.config.lr_at(epoch + i / steps))):
+            seen.append(top1(trainer.net, trainer.loader, trainer.engine.speed))
+            if update is not None:
+                updates.append([i + 1, *update.changes.tolist()])
+    finally:
+        checkpoint.unlink(missing_ok=True)
+        held.path.rmdir()
+    found = {
+        "format": FORMAT,
+        "cell": run.cell.id,
+        "seed": run.seed,
+        "epoch": wanted.epoch,
+        "config": run.folder.record(),
+        "code": record.code(),
+        "environment": environment(place.device) | trainer.engine.speed.record(trainer.engine.name),
+        "top1": [round(v, 4) for v in torch.stack(seen).tolist()],
+        "updates": updates,
+    }
+    record.write(wanted.file, found)
+
+
+def reach(wanted: Look, place: Place, budget: Budget, progress: Progress) -> Run:
+    """A run with a checkpoint at the beginning of the epoch: the cell's own, or one of its own if that went past it."""
+    before, run = wanted.epoch - 1, wanted.run
+    if before == 0 or snapshot(run.folder, before).exists():
+        return run
+    if run.done or run.folder.summary() is not None or len(run.folder.metrics()) > before:
+        run = replace(run, out=run.out / "runs" / "iterations")
+        if snapshot(run.folder, before).exists():
+            return run
+
+    def watching(epoch: int, part: float, row: dict[str, Any] | None) -> None:
+        progress(epoch, part, row)
+        if row is not None and not budget.allows(row["seconds"]):
+            raise Stopped
+
+    carry_on(run, place, watching, [e - 1 for e in EPOCHS if e > 1] + [before], until=before)
+    checkpoint = run.folder.path / "checkpoint.safetensors"
+    snapshot(run.folder, before).write_bytes(checkpoint.read_bytes())
+    return run
+
+
+def read_all(out: Path) -> list[dict[str, Any]]:
+    """Every look below ``out``, by name of the file."""
+    found = []
+    for file in sorted((out / "iterations").glob("*.json")):
+        with record.naming(file):
+            look = json.loads(file.read_text(encoding="utf-8"))
+            if look["format"] != FORMAT or len(look["top1"]) < 1:
+                raise ValueError(f"it is not a {FORMAT}")
+            _ = look["cell"], look["epoch"], look["updates"]
+            found.append(look)
+    return found

@@ -1,0 +1,169 @@
+"""docs/results.md and docs/results.html, from the records alone: the same records give the same bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dcil.errors import unknown
+from dcil.reproduce import beyond, iterations, record, tables
+from dcil.reproduce.cells import Cell
+from dcil.reproduce.compare import COLUMNS, Line, Ours, lines
+from dcil.reproduce.estimate import plan
+from dcil.reproduce.page import Block, Cells, Heading, Picture, Table, Text, markdown, page
+from dcil.reproduce.record import Record
+from dcil.reproduce.words import NONE, digits_of, interval, percent, signed, spread
+from dcil.train.files import write_text
+
+TITLE = "The paper's tables, reproduced"
+NOT_RUN = "not run"
+SAYS = {
+    "cifar10-unstructured": "CIFAR-10, single weights",
+    "cifar100-unstructured": "CIFAR-100, single weights",
+    "cifar10-structured": "CIFAR-10, whole filters",
+    "stability-cifar10": "Stability on CIFAR-10: the standard deviation over the last 10 % of epochs",
+    "diff-cifar10-unstructured": "CIFAR-10, single weights: difference to dense",
+    "diff-cifar10-structured": "CIFAR-10, whole filters: difference to dense",
+    "cifar100-structured": "CIFAR-100, whole filters",
+    "warmup-cifar10": "Epochs before the KL terms, CIFAR-10",
+    "warmup-imagenet": "Epochs before the KL terms, ImageNet",
+    "imagenet": "ImageNet, single weights",
+    "fast-convergence": "Fast convergence: the target epoch moved forward",
+}
+HEADINGS = (
+    "Model", "Method", "Sparsity", "Quantity", "n", "Paper, last", "Ours, last", "Paper, best", "Ours, best",
+    "Minus our dense", "Within ± 2 std", "Remarks",
+)  # fmt: skip
+HOW = (
+    "This page is made by `dcil reproduce --report` from the records below results/, one per run; nothing in it is "
+    "typed by hand. Accuracies are test top-1 in percent of the pruned net. Ours: mean ± sample standard deviation "
+    "over n seeds, at the last epoch and at the best one (chosen on the test set, as the paper does). The paper's "
+    "numbers without 'last' or 'best' stand under 'last'. 'Within ± 2 std' compares our mean with the paper's "
+    "mean and standard deviation, where it prints one."
+)
+
+
+def build(out: Path, docs: Path, trial: int | None = None) -> list[Path]:
+    """Write both pages and the pictures into ``docs``; returns what was written. ``trial``: of runs that short."""
+    records = record.read_all(out)
+    blocks = contents(records, iterations.read_all(out), findings(out), trial)
+    files = {"results.md": markdown(blocks), "results.html": page(TITLE, blocks)}
+    files |= {block.file: block.svg + "\n" for block in blocks if isinstance(block, Picture)}
+    for old in docs.glob("results-*.svg"):  # a picture whose records are gone
+        if old.name not in files:
+            old.unlink()
+    for name, text in files.items():
+        write_text(docs / name, text)
+    return [docs / name for name in files]
+
+
+def findings(out: Path) -> dict[str, str]:
+    """results/findings.json: cell -> what was found out about it."""
+    file = out / "findings.json"
+    if not file.exists():
+        return {}
+    with record.naming(file):
+        found: dict[str, str] = {str(k): str(v) for k, v in json.loads(file.read_text(encoding="utf-8")).items()}
+    for cell in found:
+        if cell not in tables.known():
+            raise unknown(f"cell in {file}", cell, tables.known(), nearest_only=True)
+    return found
+
+
+def contents(
+    records: Sequence[Record], looks: Sequence[dict[str, Any]], found: dict[str, str], trial: int | None
+) -> list[Block]:
+    known = tables.known()
+    fitting = [r for r in records if r.cell in known and fits(r, known[r.cell], trial)]
+    ours = Ours(fitting)
+    run = len(ours.by_cell)
+    blocks: list[Block] = [Heading(TITLE, 1), Text(HOW)]
+    if trial:
+        blocks.append(
+            Text(f"A trial: every run is shortened to {trial} epochs, so the numbers are not the paper's cells.")
+        )
+    blocks.append(Text(f"{len(fitting)} runs of {run} cells are recorded; {len(known) - run} cells were not run."))
+    for name in tables.names():
+        if name != tables.BEYOND:
+            blocks += [
+                Heading(f"{SAYS[name]} ({name})" if name in SAYS else name),
+                paper_table(lines(name, ours), found),
+            ]
+    blocks += beyond.blocks(ours, looks, found)
+    blocks += with_what(fitting)
+    if left := [r for r in records if r not in fitting]:
+        blocks.append(Heading("Records left out"))
+        blocks.append(Text("Their cell is unknown, or their settings are not those of its recipe today:"))
+        blocks.append(Table(("Record",), tuple(Cells((f"{r.cell}-seed{r.seed}",)) for r in left)))
+    return blocks
+
+
+def fits(found: Record, cell: Cell, trial: int | None) -> bool:
+    """Was it trained with the settings that the cell has today?"""
+    wanted = json.loads(json.dumps(dataclasses.asdict(plan(cell, trial)))) | {"seed": found.seed}
+    recorded = found.raw["config"] | {"method": found.raw["config"]["method"]["name"]}
+    return all(recorded[name] == value for name, value in wanted.items() if name in recorded)
+
+
+def paper_table(found: Sequence[Line], remarks: dict[str, str]) -> Table:
+    return Table(HEADINGS, tuple(as_cells(line, remarks) for line in found))
+
+
+def as_cells(line: Line, remarks: dict[str, str]) -> Cells:
+    columns: list[str] = []
+    digits = digits_of(line.quantity)
+    for column in COLUMNS:
+        row = line.paper.get(column)
+        # The paper prints one number of a dense net, of the stability and of time.
+        shown = row is not None or (column == "best" and line.quantity == "top-1")
+        columns += [interval(row) if row else NONE, (spread(line.ours[column], digits) or NOT_RUN) if shown else NONE]
+    marks = [f"{column} {mark}" for column in COLUMNS if (mark := line.mark(column))]
+    outside = any(line.mark(column) in ("above", "below") for column in COLUMNS)
+    texts = (
+        line.model,
+        line.method + (f" ({line.variant})" if line.variant else ""),
+        percent(line.sparsity),
+        line.quantity,
+        str(line.runs) if line.runs else "",
+        *columns,
+        signed(statistics.fmean(line.to_dense)) if line.to_dense else NONE,
+        ", ".join(marks) or NONE,
+        remark(line, remarks),
+    )
+    return Cells(texts, "outside" if outside else "" if line.runs else "missing")
+
+
+def remark(line: Line, found: dict[str, str]) -> str:
+    """Our finding about the cell first, then what is known about the printed number."""
+    words = list(dict.fromkeys(found[cell.id] for cell in line.cells if cell.id in found))
+    words += [f"Ours: {note}." for note in line.notes]
+    words += [f"Ours is {cell.model}." for cell in line.cells if cell.model not in line.model]
+    if any(row.quoted for row in line.paper.values()):
+        words.append("Paper: quoted.")
+    words += dict.fromkeys(f"Paper: {row.note}." for row in line.paper.values() if row.note)
+    return " ".join(words)
+
+
+def with_what(records: Sequence[Record]) -> list[Block]:
+    """Code, versions and hardware, by how many sessions used them."""
+    counts: dict[tuple[str, ...], int] = {}
+    for found in records:
+        for session in found.raw["sessions"]:
+            code, env = session["code"], session["environment"]
+            key = (
+                f"{code['dcil']} ({code.get('commit') or 'source ' + code['source']})",
+                env["torch"],
+                env.get("gpu") or env["cpu"],
+                found.raw["environment"].get("engine", NONE),
+                found.raw["environment"].get("precision", NONE),
+            )
+            counts[key] = counts.get(key, 0) + 1
+    if not counts:
+        return []
+    rows = tuple(Cells((*key, str(count))) for key, count in sorted(counts.items()))
+    headings = ("dcil", "torch", "Hardware", "Engine", "Precision", "Sessions")
+    return [Heading("Trained with"), Table(headings, rows)]
