@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from dcil import SparseNet, data
 from dcil.account import Cost, account
-from dcil.commands.parser import Parser, device
+from dcil.commands.parser import Parser, device, say
 from dcil.data import Batches
+from dcil.export.sparse import entropy_bound
 from dcil.train import RunFolder
 from dcil.train.evaluate import evaluate
 
@@ -22,19 +26,31 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where data sets are")
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, … or auto: cuda where there is one")
-    parser.add_argument("--layers", action="store_true", help="also every layer")
+    layers = "every layer as well (default)"
+    parser.add_argument("--layers", action=argparse.BooleanOptionalAction, default=True, help=layers)
     args = parser.parse(words)
     folder = RunFolder(args.run)
     net, config = folder.load(), folder.config()
     shape = folder.record()["shape"]
-    cost = account(net.finalize(), torch.zeros(1, *shape))
+    model = finished(net)
+    cost = account(model, torch.zeros(1, *shape))
     batches = data.load(config.dataset, args.data_dir).loader(256, args.device, config.seed)
     console = Console()
-    console.print(accuracy_table(net.to(args.device), batches))
-    console.print(cost_table(net, cost))
     if args.layers:
         console.print(layer_table(cost))
+    console.print(cost_table(net, cost))
+    console.print(size_table(model))
+    console.print(accuracy_table(net.to(args.device), batches))
     return 0
+
+
+def finished(net: SparseNet) -> nn.Module:
+    """The pruned net; what it lost is said in lines of their own."""
+    for name in net.empty_layers():
+        say(f"note: layer {name} lost every weight: nothing passes it any more")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return net.finalize()
 
 
 def accuracy_table(net: SparseNet, batches: Batches) -> Table:
@@ -44,18 +60,29 @@ def accuracy_table(net: SparseNet, batches: Batches) -> Table:
     return table
 
 
-def cost_table(net: SparseNet, cost: Cost) -> Table:
-    """Counts before and after pruning."""
-    table = Table("", "dense", "kept", "kept %", "sparsity")
+def cost_table(net: SparseNet, cost: Cost, small: Cost | None = None) -> Table:
+    """Counts before and after pruning; ``small`` is the network without its dead filters, inputs of these included."""
+    table = Table("", "dense", "kept", "kept %", "sparsity", *(["compact"] if small else []))
     prunable = sum(mask.numel() for mask in net.masks.values())
     kept = sum(int(mask.sum()) for mask in net.masks.values())
     rows = [
-        ("prunable weights", prunable, kept),
-        ("all parameters", cost.parameters, cost.parameters_kept),
-        ("multiply-adds per image", cost.macs, cost.macs_kept),
+        ("prunable weights", prunable, kept, None),
+        ("all parameters", cost.parameters, cost.parameters_kept, small and small.parameters),
+        ("multiply-adds per image", cost.macs, cost.macs_kept, small and small.macs),
     ]
-    for label, dense, left in rows:
-        table.add_row(label, f"{dense:,}", f"{left:,}", f"{100 * left / dense:.2f}", f"{1 - left / dense:.4f}")
+    for label, dense, left, really in rows:
+        last = [f"{really:,}" if really is not None else ""] if small else []
+        table.add_row(label, f"{dense:,}", f"{left:,}", f"{100 * left / dense:.2f}", f"{1 - left / dense:.4f}", *last)
+    return table
+
+
+def size_table(model: nn.Module) -> Table:
+    """What a file of the network takes, before anything is written."""
+    state = model.state_dict()
+    dense, bound = sum(value.nbytes for value in state.values()), entropy_bound(state)
+    table = Table("file", "bytes", "x dense")
+    table.add_row("all values", f"{dense:,}", "1.000")
+    table.add_row("kept values + entropy of the masks", f"{bound:,}", f"{bound / dense:.3f}")
     return table
 
 

@@ -1,32 +1,93 @@
-"""The finished pruned net of a run as a file, under the model's own keys."""
+"""The finished pruned net of a run as a file, checked against the run before it gets its name.
+
+torch, safetensors   a state dict under the model's own keys, zeros in place
+sparse               kept values and coded masks only; dcil.export.load_sparse reads it back
+compact              the physically smaller network of a filter-pruned run; torch.export.load runs it
+cpu                  a plan that dcil.runtime.load runs fast on an ordinary CPU, with numpy alone
+onnx                 for ONNX Runtime and others; with --compact the smaller network
+semi-structured      2:4 weights, half the size; dcil.export.to_semi_structured runs them on a GPU
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from dcil.commands.parser import Parser, say
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from dcil import SparseNet
+from dcil.account import Cost, account
+from dcil.commands.evaluate import cost_table, finished, layer_table
+from dcil.commands.parser import Parser, say, whole
 from dcil.errors import UserError, unknown
-from dcil.export import FORMATS, export
+from dcil.export import BLOCKS, DTYPES, FORMATS, PROGRAMS, Written, compact, export
 from dcil.train import RunFolder
 
 
 def main(words: Sequence[str]) -> int:
     parser = Parser("dcil export", __doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("--to", required=True, metavar="FORMAT", help="safetensors or torch (a plain state dict)")
+    parser.add_argument("--to", required=True, metavar="FORMAT", help=", ".join([*FORMATS, *PROGRAMS]))
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the file to write")
+    parser.add_argument("--dtype", default=None, help="weights as fp32 (default), fp16 or bf16; not for programs")
+    parser.add_argument("--compact", action="store_true", help="with --to onnx: the smaller network")
+    parser.add_argument("--block", type=whole, default=None, help="compact channel counts in multiples (1; onnx: 8)")
     args = parser.parse(words)
-    if args.to not in FORMATS:
-        raise unknown("export format", args.to, FORMATS)
+    if args.to not in FORMATS and args.to not in PROGRAMS:
+        raise unknown("export format", args.to, [*FORMATS, *PROGRAMS])
+    if args.dtype is not None and args.dtype not in DTYPES:
+        raise unknown("dtype", args.dtype, DTYPES)
     if args.out.is_dir():
         raise UserError(f"--out {args.out} is a folder; give the name of a file")
     folder = RunFolder(args.run)
-    net, config = folder.load(), folder.config()
-    notes = {"method": config.method, "sparsity": str(net.sparsity), "model": config.model, "dataset": config.dataset}
-    export(net.finalize(), args.to, args.out, notes)
+    net, config, shape = folder.load(), folder.config(), folder.record()["shape"]
+    notes = {
+        "method": config.method,
+        "sparsity": str(net.sparsity),
+        "granularity": config.granularity,
+        "model": config.model,
+        "dataset": config.dataset,
+        "run": str(args.run.resolve().name),
+    }
+    model = finished(net)
+    images = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
+    written = export(model, args.to, args.out, notes, images, dtype=args.dtype, small=args.compact, block=args.block)
+    cost = account(model, images[:1])
+    small = None
+    if args.to == "compact" or args.compact:
+        small = compact(model, images[:1], BLOCKS[args.to] if args.block is None else args.block)
+    after = account(small.model, images[:1]) if small else None
+    show(net, cost, after, args.to, written)
+    for line in small.left if small else []:
+        say(f"left as it was: {line}")
+    if after and after.parameters == cost.parameters:
+        say("no filter is dead, so the compact network is as large as the dense one; train with --granularity filter")
+    return 0
+
+
+def show(net: SparseNet, cost: Cost, small: Cost | None, to: str, written: Written) -> None:
+    console = Console()
+    console.print(layer_table(cost))
+    console.print(cost_table(net, cost, small))
+    console.print(size_table(to, written))
     kept = sum(int(mask.sum()) for mask in net.masks.values())
     total = sum(mask.numel() for mask in net.masks.values())
-    size = args.out.stat().st_size
-    say(f"{args.out}: {args.to}, {size:,} bytes, {kept:,} of {total:,} prunable weights kept; read back and equal")
-    return 0
+    how = "computes the same" if to in PROGRAMS else "read back and equal"
+    off = "" if written.error is None else f"; outputs differ by at most {written.error:.1e}"
+    say(f"{written.file}: {to}, {written.size:,} bytes, {kept:,} of {total:,} prunable weights kept; {how}{off}")
+
+
+def size_table(to: str, written: Written) -> Table:
+    """This file beside the dense one and beside what no mask code can beat."""
+    table = Table("file", "bytes", "x dense", "x bound")
+    table.add_row("dense fp32", f"{written.dense:,}", "1.000", "")
+    bound = f"{written.bound:,}", f"{written.bound / written.dense:.3f}", "1.000"
+    if to in ("sparse", "semi-structured"):
+        table.add_row("entropy of the masks + values", *bound)
+    over = f"{written.size / written.bound:.3f}" if to in ("sparse", "semi-structured") else ""
+    table.add_row(to, f"{written.size:,}", f"{written.size / written.dense:.3f}", over)
+    return table

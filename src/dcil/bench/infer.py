@@ -1,0 +1,269 @@
+"""What inference costs: the dense, masked and compact network, in torch and in ONNX Runtime, taking turns in one run.
+
+Every ratio is to the best dense form under the same threads and batch, so that a slow dense baseline flatters nobody.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE
+from rich.table import Table
+from torch import Tensor, nn
+
+from dcil.account import account
+from dcil.errors import UserError
+from dcil.export import compact
+from dcil.export.onnx import session, write_onnx
+
+Action = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One form under one setting: median and shortest time; ``ratio`` is the median over the best dense form's."""
+
+    form: str
+    device: str
+    threads: int
+    batch: int
+    ms: float
+    best_ms: float
+    images_per_s: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The networks, all on the CPU and in evaluation mode."""
+
+    dense: nn.Module
+    masked: nn.Module
+    compact: nn.Module
+    blocks: nn.Module  # the compact network in blocks of eight channels
+
+    def counts(self, shape: Sequence[int]) -> dict[str, dict[str, int]]:
+        """Parameters and multiply-adds that each form really has."""
+        one = torch.zeros(1, *shape)
+        costs = {name: account(model, one) for name, model in _networks(self)}
+        return {name: {"parameters": cost.parameters, "macs": cost.macs} for name, cost in costs.items()}
+
+
+def forms_of(dense: nn.Module, masked: nn.Module, shape: Sequence[int]) -> Forms:
+    one = torch.zeros(1, *shape)
+    return Forms(dense.eval(), masked.eval(), compact(masked, one).model, compact(masked, one, block=8).model)
+
+
+@torch.no_grad()
+def prune_filters(model: nn.Module, sparsity: float, seed: int = 0) -> nn.Module:
+    """A stand-in for a trained network: the weakest filters of every convolution 0, norm statistics at random.
+
+    With random statistics dead filters send constants, as they do after training, and these are paid for.
+    """
+    random = torch.Generator().manual_seed(seed)
+    model = copy.deepcopy(model).eval()
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            strength = module.weight.abs().flatten(1).mean(1)
+            module.weight[strength.argsort()[: round(sparsity * len(strength))]] = 0
+        if isinstance(module, nn.BatchNorm2d):
+            for values, mean, spread in ((module.bias, 0.0, 0.3), (module.running_mean, 0.0, 0.3)):
+                assert values is not None
+                values.copy_(mean + spread * torch.randn(values.shape, generator=random))
+    return model
+
+
+@torch.no_grad()
+def prune_weights(model: nn.Module, sparsity: float) -> nn.Module:
+    """The weakest weights of every convolution 0."""
+    model = copy.deepcopy(model).eval()
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            flat = module.weight.view(-1)
+            flat[flat.abs().argsort()[: round(sparsity * len(flat))]] = 0
+    return model
+
+
+def measure(
+    forms: Forms, shape: Sequence[int], threads: Sequence[int], batches: Sequence[int], rounds: int, onnx: bool
+) -> list[Timing]:
+    """Every form under every setting on the CPU, and on the GPU where there is one."""
+    timings: list[Timing] = []
+    with tempfile.TemporaryDirectory() as folder:
+        files = _onnx_files(forms, shape, Path(folder)) if onnx else {}
+        for count in threads:
+            with _threads(count):
+                for batch in batches:
+                    x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0))
+                    timings += _compare(_cpu_actions(forms, files, x, count), "cpu", count, batch, rounds)
+    if torch.cuda.is_available():
+        for batch in batches:
+            x = torch.randn(batch, *shape, device="cuda")
+            timings += _compare(_gpu_actions(forms, x), "cuda", 0, batch, rounds)
+    return timings
+
+
+def _compare(actions: dict[str, Action], device: str, threads: int, batch: int, rounds: int) -> list[Timing]:
+    """The forms take turns, so that whatever else the machine does hits all of them; medians over the rounds."""
+    for action in [*actions.values()] * 2:  # warm up
+        _clock(action, device)
+    took: dict[str, list[float]] = {form: [] for form in actions}
+    for _ in range(rounds):
+        for form, action in actions.items():
+            took[form].append(_clock(action, device))
+    ms = {form: statistics.median(times) for form, times in took.items()}
+    best = min(value for form, value in ms.items() if form.startswith("dense"))
+    return [
+        Timing(form, device, threads, batch, t, min(took[form]), 1000 * batch / t, t / best) for form, t in ms.items()
+    ]
+
+
+def _clock(action: Action, device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    action()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - start)
+
+
+def _cpu_actions(forms: Forms, files: dict[str, Path], x: Tensor, threads: int) -> dict[str, Action]:
+    actions: dict[str, Action] = {}
+    last = x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+    for name, model in _networks(forms):
+        actions[name] = _eager(model, x)
+        if x.ndim == 4:
+            swapped: Any = copy.deepcopy(model)
+            actions[f"{name}, nhwc"] = _eager(swapped.to(memory_format=torch.channels_last), last)
+    for name, file in files.items():
+        run, feed = session(file, threads), {"input": x.numpy()}
+        actions[f"{name}, ORT"] = lambda run=run, feed=feed: run.run(None, feed)  # type: ignore[misc]
+    return actions
+
+
+def _gpu_actions(forms: Forms, x: Tensor) -> dict[str, Action]:
+    actions: dict[str, Action] = {}
+    for name, model in _networks(forms):
+        actions[name] = _eager(copy.deepcopy(model).cuda(), x)
+        half: Any = copy.deepcopy(model).cuda().half()
+        half.to(memory_format=torch.channels_last)
+        actions[f"{name}, fp16 nhwc"] = _eager(half, x.half().contiguous(memory_format=torch.channels_last))
+    return actions
+
+
+def _networks(forms: Forms) -> list[tuple[str, nn.Module]]:
+    return [
+        ("dense", forms.dense),
+        ("masked", forms.masked),
+        ("compact", forms.compact),
+        ("compact by 8", forms.blocks),
+    ]
+
+
+def _eager(model: nn.Module, x: Tensor) -> Action:
+    def run() -> object:
+        with torch.inference_mode():
+            return model(x)
+
+    return run
+
+
+def _onnx_files(forms: Forms, shape: Sequence[int], folder: Path) -> dict[str, Path]:
+    files = {name: folder / f"{name.replace(' ', '-')}.onnx" for name, _ in _networks(forms)}
+    for name, model in _networks(forms):
+        write_onnx(model, torch.zeros(2, *shape), files[name], {})
+    return files
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def table(timings: Sequence[Timing]) -> Table:
+    out = Table(box=SIMPLE, padding=0)
+    for title in ("setting", "form", "ms", "best", "images/s", "x best dense"):
+        out.add_column(title, no_wrap=True)
+    before = None
+    for t in timings:
+        setting = f"{t.device}{f' x {t.threads}' if t.threads else ''}, batch {t.batch}"
+        if before is not None and setting != before:
+            out.add_section()
+        numbers = (f"{t.ms:.2f}", f"{t.best_ms:.2f}", f"{t.images_per_s:,.0f}", f"{t.ratio:.3f}")
+        out.add_row(setting if setting != before else "", t.form, *numbers)
+        before = setting
+    return out
+
+
+def records(timings: Sequence[Timing]) -> list[dict[str, Any]]:
+    return [asdict(timing) for timing in timings]
+
+
+# -- 2:4 on the GPU --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SemiTiming:
+    """One Linear layer, dense and 2:4; ``ratio`` above 1 = 2:4 is faster."""
+
+    inputs: int
+    outputs: int
+    batch: int
+    dense_ms: float
+    sparse_ms: float
+    ratio: float
+    error: float
+
+
+def measure_semi(sizes: Sequence[int], batches: Sequence[int], rounds: int, dtype: torch.dtype) -> list[SemiTiming]:
+    """Square Linear layers of each size at each batch, dense and as torch's 2:4 tensors in turns, on the GPU."""
+    from dcil.export.semi import to_semi_structured
+
+    if not torch.cuda.is_available():
+        raise UserError("2:4 runs on the sparse tensor cores of a GPU; there is none here")
+    timings: list[SemiTiming] = []
+    for size in sizes:
+        dense = nn.Linear(size, size, bias=True).cuda().to(dtype).eval()
+        with torch.no_grad():
+            groups = dense.weight.view(-1, 4)
+            groups.scatter_(1, groups.abs().argsort(1)[:, :2], 0)
+        made = to_semi_structured(dense)
+        if made.left:
+            raise UserError(f"torch cannot run a {size} x {size} layer as 2:4: {'; '.join(made.left.values())}")
+        for batch in batches:
+            x = torch.randn(batch, size, device="cuda", dtype=dtype)
+            actions = {"dense": _eager(dense, x), "2:4": _eager(made.model, x)}
+            ms = {t.form: t.ms for t in _compare(actions, "cuda", 0, batch, rounds)}
+            with torch.inference_mode():
+                error = float((dense(x) - made.model(x)).abs().max())
+            timings.append(SemiTiming(size, size, batch, ms["dense"], ms["2:4"], ms["dense"] / ms["2:4"], error))
+    return timings
+
+
+def semi_table(timings: Sequence[SemiTiming]) -> Table:
+    out = Table("layer", "batch", "dense ms", "2:4 ms", "times faster", "largest difference")
+    for t in timings:
+        out.add_row(
+            f"{t.inputs} -> {t.outputs}",
+            str(t.batch),
+            f"{t.dense_ms:.4f}",
+            f"{t.sparse_ms:.4f}",
+            f"{t.ratio:.2f}",
+            f"{t.error:.1e}",
+        )
+    return out

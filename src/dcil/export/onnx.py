@@ -1,0 +1,59 @@
+"""ONNX: a graph that ONNX Runtime and most other engines run, for any batch size. Needs the extra `onnx`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dcil.errors import UserError
+from dcil.export.program import BATCH_IS_FREE, quiet
+
+
+def needs_extra(error: ImportError) -> UserError:
+    return UserError(f"ONNX export needs {error.name}: pip install 'dcil[onnx]'")
+
+
+def write_onnx(model: nn.Module, example: Tensor, file: Path, notes: dict[str, str]) -> None:
+    try:
+        import onnx  # type: ignore[import-not-found, unused-ignore]
+        import onnxscript  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
+    except ImportError as error:
+        raise needs_extra(error) from None
+    with quiet():
+        program = torch.onnx.export(
+            model.eval(),
+            (example,),
+            input_names=["input"],
+            output_names=["output"],
+            dynamic_shapes=BATCH_IS_FREE,
+            dynamo=True,
+            verbose=False,
+        )
+        assert program is not None
+        proto: Any = program.model_proto
+    for key, value in notes.items():
+        proto.metadata_props.add(key=key, value=value)
+    onnx.checker.check_model(proto)
+    file.write_bytes(proto.SerializeToString())
+
+
+def session(file: Path, threads: int = 0) -> Any:
+    """An ONNX Runtime session on the CPU; 0 threads = as many as it likes."""
+    try:
+        import onnxruntime  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except ImportError as error:
+        raise needs_extra(error) from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    # Idle threads of a session would otherwise spin and take the cores from whoever runs next.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
+
+
+def run_onnx(file: Path, x: Tensor) -> Tensor:
+    (out,) = session(file).run(None, {"input": x.numpy()})
+    return torch.from_numpy(out)
