@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from dcil.cli import COMMANDS, main
+from dcil.train import RunFolder
 from dcil.train.files import current_umask
 
 QUICK = ["--epochs", "2", "--batch", "256"]
@@ -189,6 +190,23 @@ def test_export_is_the_finished_model(run, to, tmp_path, capsys):
     assert state.keys() == want.keys()
     assert all(torch.equal(state[k], want[k]) for k in want)
     assert "kept" in capsys.readouterr().out
+
+
+def test_export_for_the_cpu_runs_with_numpy(run, tmp_path):
+    from dcil.runtime import NativeMissing, load
+
+    out = tmp_path / "net.dcil"
+    code = main(["export", str(run), "--to", "cpu", "--out", str(out)])
+    try:
+        plan = load(out) if code == 0 else None
+    except NativeMissing:
+        plan = None
+    if plan is None:
+        pytest.skip("the native module is not built here")
+    net = RunFolder(run).load()
+    x = torch.randn(5, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(plan(x.numpy())), net(x), rtol=1e-4, atol=1e-5)
 
 
 def test_export_into_a_folder_is_refused(run, tmp_path, capsys):

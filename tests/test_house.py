@@ -11,7 +11,8 @@ SRC = Path(__file__).parents[1] / "src" / "dcil"
 #: In the order of the data's flow; a file imports what stands before it, never what stands after.
 CORE = ["errors", "views", "schedule", "layer", "scope", "criteria", "surgeon", "granularity", "kth", "masks", "slots"]
 CORE += ["method", "methods", "parts", "net"]
-BATTERIES = ["account", "models", "data", "engine", "train", "report", "export", "bench", "commands", "cli"]
+BATTERIES = ["account", "models", "data", "engine", "train", "report"]
+BATTERIES += ["reproduce", "runtime", "export", "bench", "commands", "cli"]
 ORDER = [*CORE, *BATTERIES]
 FILES = sorted(SRC.rglob("*.py"))
 

@@ -11,7 +11,9 @@ from dcil.errors import UserError, unknown
 #: Command -> the module of dcil.commands that does it, loaded when it is asked for, and what it does.
 COMMANDS = {
     "train": ("train", "train a network, with one method or with several in comparison"),
+    "sweep": ("sweep", "train many networks, several at once on a GPU"),
     "eval": ("evaluate", "accuracy of both paths, sparsity and cost of a run"),
+    "reproduce": ("reproduce", "the paper's tables, cell by cell, against the paper's numbers"),
     "report": ("report", "tables and pictures of any number of runs, as one HTML file"),
     "export": ("export", "the finished pruned net as a file"),
     "list": ("listing", "methods, models, data sets and recipes"),
@@ -56,7 +58,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def usage() -> str:
-    lines = "\n".join(f"  {name:8} {help}" for name, (_, help) in COMMANDS.items())
+    lines = "\n".join(f"  {name:9} {help}" for name, (_, help) in COMMANDS.items())
     return f"usage: dcil COMMAND …\n\n{lines}\n\ndcil COMMAND --help tells more.\n"
 
 

@@ -1,0 +1,73 @@
+"""Build the native module with nothing but a C++17 compiler: python native/build.py.
+
+The kernels are compiled once per instruction set with that set's flags; everything else with the baseline's, so that
+the library loads on any CPU of the platform and chooses at run time.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+OUT = HERE.parent / "src" / "dcil_runtime" / "_native.so"
+BASE = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
+#: Kernels add and multiply in one rounding where the CPU can, as every BLAS does.
+KERNEL = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wno-ignored-attributes"]
+SETS = {"portable": ["-DLANES=4"], "wide": ["-DLANES=16", "-DFEW_TILES", "-O1"]}
+X86 = {
+    "avx2": ["-DLANES=8", "-mavx2", "-mfma"],
+    "avx512": [
+        "-DLANES=16",
+        *("-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mfma"),
+        "-mprefer-vector-width=512",
+    ],
+}
+
+
+def compiler() -> str:
+    found = os.environ.get("CXX") or next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
+    if not found:
+        raise FileNotFoundError("no C++ compiler: install g++ (or clang++), or set CXX")
+    return found
+
+
+def build(out: Path = OUT, extra: Sequence[str] = (), main: Path | None = None) -> Path:
+    """Compile everything in parallel and link ``out``, which appears whole or not at all; a program if ``main`` is."""
+    cxx = compiler()
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    base = [*BASE, *(["-DDCIL_X86"] if x86 else [])]
+    sets = {**SETS, **(X86 if x86 else {})}
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [
+            [HERE / "kernels.cpp", f"{folder}/kernels_{name}.o", f"-DISA={name}", *KERNEL, *flags]
+            for name, flags in sets.items()
+        ]
+        plain = [file for file in sorted(HERE.glob("*.cpp")) if file.name != "kernels.cpp"]
+        jobs += [[file, f"{folder}/{file.name}.o"] for file in [*plain, *([main] if main else [])]]
+
+        def compile_one(job: list[Any]) -> str:
+            source, target, *flags = job
+            subprocess.run([cxx, *base, *flags, *extra, "-c", str(source), "-o", target], check=True)
+            return str(target)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compile_one, jobs))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draft = out.with_name(f".{out.name}.{os.getpid()}")
+        kind = [] if main else ["-shared"]
+        subprocess.run([cxx, *base, *extra, *kind, *objects, "-o", str(draft)], check=True)
+        draft.replace(out)
+    return out
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{build(Path(sys.argv[1]) if len(sys.argv) > 1 else OUT)}\n")

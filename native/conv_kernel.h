@@ -1,0 +1,136 @@
+// The sparse convolution: a tile of output vectors stays in registers while the kept weights stream by.
+#pragma once
+#include "finish.h"
+
+namespace ISA {
+
+using namespace dcil;
+
+/// How tile vectors lie in the input: compile-time column steps become address constants.
+template <int Columns, int Step>
+INLINE const float* under(const float* p, const ConvArgs& a, int t) {
+  long column = Step ? Step * LANES : a.column_step;
+  return p + (t / Columns) * a.row_step + (t % Columns) * column;
+}
+
+INLINE const float* at(const float* base, int32_t distance) {
+  return reinterpret_cast<const float*>(reinterpret_cast<const char*>(base) + distance);
+}
+
+template <int R, int C, int Step>
+INLINE void add_tap(V* sums, const ConvArgs& a, const float* base, const Tap& tap) {
+  const float* p = at(base, tap.distance);
+  asm("" : "+r"(p));  // one pointer per tap: otherwise the compiler keeps one per tile row and spills
+  V w = splat(tap.weight);
+#pragma GCC unroll 32
+  for (int t = 0; t < R * C; t++) sums[t] += w * load(under<C, Step>(p, a, t));
+}
+
+/// sums[t] += every tap. Small tiles keep several partial sums, so that additions need not wait for each other.
+template <int R, int C, int Step>
+INLINE void add_taps(V* sums, const ConvArgs& a, const float* base, const Tap* tap, const Tap* end) {
+  constexpr int T = R * C, Ways = T >= 8 ? 1 : T >= 4 ? 2 : 4, AtOnce = Ways == 1 ? 2 : Ways;
+  V part[T * Ways] = {};
+#pragma GCC unroll 32
+  for (int t = 0; t < T; t++) part[t] = sums[t];
+  for (; tap + AtOnce <= end; tap += AtOnce) {
+#pragma GCC unroll 4
+    for (int i = 0; i < AtOnce; i++) add_tap<R, C, Step>(part + i % Ways * T, a, base, tap[i]);
+  }
+  for (; tap < end; tap++) add_tap<R, C, Step>(part, a, base, *tap);
+#pragma GCC unroll 32
+  for (int t = 0; t < T; t++) {
+    sums[t] = part[t];
+#pragma GCC unroll 4
+    for (int i = 1; i < Ways; i++) sums[t] += part[i * T + t];
+  }
+}
+
+/// Calls body(y, x) for tiles that cover the wanted rectangle; the last ones step back and overlap.
+template <int R, int C, class Body>
+INLINE void for_tiles(const ConvArgs& a, Body body) {
+  for (int x = a.x0; x < a.x1; x += C)
+    for (int y = a.y0; y < a.y1; y += R) body(y + R > a.y1 ? a.y1 - R : y, x + C > a.x1 ? a.x1 - C : x);
+}
+
+INLINE const float* origin(const ConvArgs& a, int y, int x) { return a.in + y * a.row_step + x * a.column_step; }
+
+/// One block of input channels; sums rest in the scratch between blocks.
+template <int R, int C, int Step>
+INLINE void conv_block(const ConvArgs& a, int block, int y, int x) {
+  constexpr int T = R * C;
+  const Rows& rows = a.blocks[block];
+  const float* base = origin(a, y, x);
+  for (int i = rows.begin; i < rows.end; i++) {
+    const int channel = rows.channel[i];
+    float* rest = a.scratch + long(channel) * T * LANES;
+    V sums[T];
+#pragma GCC unroll 32
+    for (int t = 0; t < T; t++) sums[t] = block ? load(rest + t * LANES) : splat(a.finish.bias[channel]);
+    add_taps<R, C, Step>(sums, a, base, rows.taps + rows.start[i], rows.taps + rows.start[i + 1]);
+    if (block == a.block_count - 1) {
+      finish<R, C>(a.finish, channel, y, x, sums);
+    } else {
+#pragma GCC unroll 32
+      for (int t = 0; t < T; t++) store(rest + t * LANES, sums[t]);
+    }
+  }
+}
+
+template <int R, int C, int Step>
+static void conv(const ConvArgs& a) {
+  for_tiles<R, C>(a, [&](int y, int x) {
+    for (int block = 0; block < a.block_count; block++) conv_block<R, C, Step>(a, block, y, x);
+  });
+}
+
+template <int R, int C, int Step>
+static void conv_by_channel(const ConvArgs& a) {
+  const Rows& rows = a.blocks[0];
+  for (int i = rows.begin; i < rows.end; i++) {
+    const int channel = rows.channel[i];
+    const Tap *tap = rows.taps + rows.start[i], *end = rows.taps + rows.start[i + 1];
+    for_tiles<R, C>(a, [&](int y, int x) {
+      V sums[R * C];
+#pragma GCC unroll 32
+      for (int t = 0; t < R * C; t++) sums[t] = splat(a.finish.bias[channel]);
+      add_taps<R, C, Step>(sums, a, origin(a, y, x), tap, end);
+      finish<R, C>(a.finish, channel, y, x, sums);
+    });
+  }
+}
+
+/// Nearly dense layers: one load feeds four output channels.
+template <int R, int C, int Step>
+static void conv_quads(const ConvArgs& a) {
+  constexpr int T = R * C;
+  const Quads& q = a.quads;
+  for_tiles<R, C>(a, [&](int y, int x) {
+    const float* base = origin(a, y, x);
+    for (int i = q.begin; i < q.end; i++) {
+      const int32_t* channel = q.channel + 4 * i;
+      V sums[4][T];
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; k++)
+#pragma GCC unroll 32
+        for (int t = 0; t < T; t++) sums[k][t] = splat(channel[k] < 0 ? 0.0f : a.finish.bias[channel[k]]);
+      for (const QuadTap *tap = q.taps + q.start[i], *end = q.taps + q.start[i + 1]; tap < end; tap++) {
+        const float* p = at(base, tap->distance);
+        V v[T];
+#pragma GCC unroll 32
+        for (int t = 0; t < T; t++) v[t] = load(under<C, Step>(p, a, t));
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; k++) {
+          V w = splat(tap->weight[k]);
+#pragma GCC unroll 32
+          for (int t = 0; t < T; t++) sums[k][t] += w * v[t];
+        }
+      }
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; k++)
+        if (channel[k] >= 0) finish<R, C>(a.finish, channel[k], y, x, sums[k]);
+    }
+  });
+}
+
+}  // namespace ISA

@@ -1,0 +1,119 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <atomic>
+
+namespace dcil {
+
+Engine::Runner::Runner(const Program& program, int arena_count) : team(program.threads) {
+  for (int i = 0; i < arena_count; i++) arenas.push_back(std::make_unique<Arena>(program));
+  scratch.assign(size_t(program.threads), Aligned<float>(size_t(program.scratch_floats())));
+}
+
+Engine::Engine(Graph graph, const KernelSet& kernels, int threads, double tune_seconds)
+    : graph_(std::move(graph)), kernels_(kernels), threads_(threads), tune_seconds_(tune_seconds) {}
+
+/// Lays the network out for `images` per group and tunes it, once. The mutex is held.
+Engine::Prepared& Engine::prepared(int images) {
+  Prepared& p = prepared_[images];
+  if (p.program) return p;
+  auto program = std::make_unique<Program>(graph_, kernels_, images, threads_);
+  Team team(threads_);
+  tune(*program, team, tune_seconds_);
+  const Seconds alone = time_program(*program, team, false);
+  p.together = threads_ > 1 && time_program(*program, team, true).wall < alone.wall * 0.97;
+  p.seconds = alone.worked / images;
+  p.program = std::move(program);
+  return p;
+}
+
+/// The arrangement for a batch: few images in large pieces stay in the cache, many need no halos; measured.
+Engine::Prepared& Engine::prepared_for(int count) {
+  int most = 1;
+  while (most * 2 <= std::min(count, kernels_.lanes)) most *= 2;
+  if (!chosen_.count(most)) {
+    int best = 1;
+    for (int images = 2; images <= most; images *= 2) {
+      const double here = prepared(images).seconds, least = prepared(best).seconds;
+      if (here < least) best = images;
+      if (here > 1.15 * least) break;  // more will not be better
+    }
+    chosen_[most] = best;
+  }
+  return prepared(chosen_[most]);
+}
+
+std::unique_ptr<Engine::Runner> Engine::borrow(Prepared& p) {
+  if (!p.idle.empty()) {
+    auto runner = std::move(p.idle.back());
+    p.idle.pop_back();
+    return runner;
+  }
+  auto runner = std::make_unique<Runner>(*p.program, threads_);
+  p.runners++;
+  return runner;
+}
+
+void Engine::prepare(int count) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  prepared_for(count);
+}
+
+void Engine::run(const float* in, int count, float* out) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  Prepared& p = prepared_for(count);
+  auto runner = borrow(p);
+  lock.unlock();
+  run_groups(p, *runner, in, count, out);
+  lock.lock();
+  p.idle.push_back(std::move(runner));
+}
+
+void Engine::run_groups(const Prepared& p, Runner& r, const float* in, int count, float* out) const {
+  const Program& program = *p.program;
+  const int images = program.lanes.images, groups = (count + images - 1) / images;
+  const long in_size = graph_.shapes()[0].size(), out_size = graph_.shapes()[graph_.output()].size();
+  const auto group = [&](int g, const Member& m) {
+    const int here = std::min(images, count - g * images);
+    load_input(m, in + long(g) * images * in_size, here);
+    if (m.parts > 1) r.team.barrier.wait(m.parts);
+    run_steps(m, r.team);
+    store_output(m, out + long(g) * images * out_size, here);
+    if (m.parts > 1) r.team.barrier.wait(m.parts);
+  };
+  const auto member = [&](int thread, int arena, int parts) {
+    return Member{program, *r.arenas[arena], r.scratch[thread].data(), parts > 1 ? thread : 0, parts};
+  };
+  if (groups >= threads_ && threads_ > 1) {  // every thread has groups of its own
+    std::atomic<int> next{0};
+    r.team.run([&](int t) {
+      for (int g = next++; g < groups; g = next++) group(g, member(t, t, 1));
+    });
+  } else if (p.together) {
+    r.team.run([&](int t) {
+      for (int g = 0; g < groups; g++) group(g, member(t, 0, threads_));
+    });
+  } else {
+    for (int g = 0; g < groups; g++) group(g, member(0, 0, 1));
+  }
+}
+
+std::string Engine::describe(int count) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Prepared& p = prepared_for(count);
+  return dcil::describe(*p.program) + "threads " + (p.together ? "share" : "do not share") + " the layers of a group\n";
+}
+
+long Engine::memory() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  long bytes = 0;
+  for (const Op& op : graph_.ops()) bytes += long(op.weight.size()) * 8;
+  for (const auto& [images, p] : prepared_) {
+    if (!p.program) continue;
+    const long runner = threads_ * (p.program->arena_floats() + p.program->scratch_floats()) * 4;
+    bytes += p.program->packed_bytes() + p.runners * runner;
+  }
+  return bytes;
+}
+
+}  // namespace dcil

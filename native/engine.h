@@ -1,0 +1,54 @@
+// A network ready to run: prepared once per arrangement of lanes, then called from any number of threads.
+#pragma once
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "tune.h"
+
+namespace dcil {
+
+class Engine {
+ public:
+  Engine(Graph graph, const KernelSet& kernels, int threads, double tune_seconds);
+
+  /// out[n] = network(in[n]) for `count` images.
+  void run(const float* in, int count, float* out);
+  /// Prepares for this many images, as the first run would.
+  void prepare(int count);
+  std::string describe(int count);  // one line per step
+  long memory() const;  // bytes held now, weights and buffers
+  const Graph& graph() const { return graph_; }
+  const KernelSet& kernels() const { return kernels_; }
+
+ private:
+  /// Everything one call writes to. Calls never share one.
+  struct Runner {
+    Runner(const Program& program, int arenas);
+    Team team;
+    std::vector<std::unique_ptr<Arena>> arenas;
+    std::vector<Aligned<float>> scratch;
+  };
+  struct Prepared {
+    std::unique_ptr<Program> program;
+    bool together = false;  // does a team that shares every layer beat one thread?
+    double seconds = 0;     // per image
+    std::vector<std::unique_ptr<Runner>> idle;
+    int runners = 0;
+  };
+
+  Prepared& prepared_for(int count);
+  Prepared& prepared(int images);
+  std::unique_ptr<Runner> borrow(Prepared& p);
+  void run_groups(const Prepared& p, Runner& r, const float* in, int count, float* out) const;
+
+  const Graph graph_;
+  const KernelSet& kernels_;
+  const int threads_;
+  const double tune_seconds_;
+  mutable std::mutex mutex_;
+  std::map<int, Prepared> prepared_;  // by images per group
+  std::map<int, int> chosen_;         // largest power of two that fits -> images per group
+};
+
+}  // namespace dcil

@@ -1,0 +1,152 @@
+// What the kernels of every instruction set offer, as plain structs and function pointers.
+//
+// THE LAYOUT. A vector has L lanes (4, 8 or 16 floats). A group of N images lives in the lanes as N x LY x LX = L:
+// every image is cut into a grid of LY x LX equal sub-tiles, and lane (n, ly, lx) holds sub-tile (ly, lx) of image n.
+// With N = L the lanes are L images; with N = 1 they are the sub-tiles of a single one. One image, L = 8, 4 x 2:
+//
+//        image, H x W                 one channel plane: Hs x Ws vectors plus a halo
+//      +-------+-------+
+//      | lane0 | lane1 |              . . . . . .      Each vector holds the same pixel (y, x) of all 8 sub-tiles.
+//      +-------+-------+              . v v v v .      The halo (.) repeats what the neighbouring sub-tiles hold
+//      | lane2 | lane3 |              . v v v v .      there, and zeros beyond the image, so that
+//      +-------+-------+    ---->     . v v v v .
+//      | lane4 | lane5 |              . . . . . .        tap (ky, kx) of a filter, for 8 outputs at once,
+//      +-------+-------+                                 is one aligned load at a fixed distance.
+//      | lane6 | lane7 |
+//      +-------+-------+              Planes follow each other: [channel][row][column][lane].
+//
+// A kept weight is therefore a Tap: a distance in bytes and a value. Kernel size, padding, dilation and groups are all
+// in the distances; the kernel that streams taps knows none of them.
+#pragma once
+#include <cstdint>
+
+namespace dcil {
+
+/// y = f(x): none; clamp to [a, b] (ReLU, ReLU6); x > 0 ? x : a x; x sigmoid(x); x clamp(x + 3, 0, 6) / 6.
+enum class Act : int32_t { None = 0, Clamp = 1, Leaky = 2, Silu = 3, Hardswish = 4 };
+struct Activation {
+  Act kind = Act::None;
+  float a = 0, b = 0;
+};
+
+/// A plane of vectors inside a buffer: `data` is pixel (0, 0) of channel 0; strides count floats.
+struct Planes {
+  float* data = nullptr;
+  long plane = 0, row = 0;
+};
+
+struct Tap {
+  int32_t distance;  // bytes
+  float weight;
+};
+struct QuadTap {
+  int32_t distance;
+  float weight[4];  // of four output channels
+};
+
+/// The taps of some output channels, one after the other: channel[i] owns taps[start[i]] to taps[start[i + 1]].
+struct Rows {
+  const int32_t* channel;
+  const int32_t* start;
+  const Tap* taps;
+  int begin, end;  // the i to compute
+};
+/// The same for groups of four channels (-1: no channel) that share their taps.
+struct Quads {
+  const int32_t* channel;
+  const int32_t* start;
+  const QuadTap* taps;
+  int begin, end;
+};
+
+/// What happens to a finished sum: + bias, + residual, activation, 0 outside the image, store; and the twin, a second
+/// output act(scale * y + shift) for networks that normalise before they convolve.
+struct Finish {
+  Planes out, residual, twin;
+  const float *bias, *twin_scale, *twin_shift;
+  const int32_t* mask;  // per vector: all ones inside the image; null when the sub-tiles fit exactly
+  long mask_row;
+  Activation act, twin_act;
+};
+
+struct ConvArgs {
+  const float* in;              // input pixel under tap 0 of output pixel (0, 0)
+  long row_step, column_step;   // floats in the input per output row and column
+  int y0, y1, x0, x1;           // output vectors to compute
+  const Rows* blocks;           // one per block of input channels
+  int block_count;
+  Quads quads;
+  float* scratch;               // partial sums between blocks: one tile per output channel
+  Finish finish;
+};
+
+struct PoolArgs {
+  Planes in, out;
+  long row_step, column_step;
+  int c0, c1, y0, y1, width;
+  const int32_t* distances;  // bytes
+  int taps;
+  const float* scale;   // average: 1 / count per vector, 0 outside the image; null: maximum
+  const int32_t* mask;
+};
+
+struct MapArgs {  // out = act(scale * a + shift + b), per channel
+  Planes a, b, out;
+  const float *scale, *shift;  // null: 1 and 0
+  int c0, c1, y0, y1, width;
+  Activation act;
+  const int32_t* mask;
+};
+
+struct LinearArgs {  // out[n][o] = act(bias[o] + sum_i w[o][i] in[n][i]) for o0 <= o < o1
+  const float *in, *dense, *bias, *residual;  // dense: null when `rows` holds the kept weights
+  float* out;
+  const int32_t *start, *column;
+  const float* weight;
+  int images, inputs, outputs, o0, o1;
+  Activation act;
+};
+
+/// A run of halo vectors, to[i * step] = permute(from[i * step]) with permutation `order`: part of a halo row, which
+/// comes from row `row`, or a whole halo column (row = -1). Distances in floats from pixel (0, 0).
+struct Move {
+  int32_t to, from, step, count, order, row;
+};
+
+struct Tile {
+  int rows, columns;
+  void (*conv)(const ConvArgs&);            // tiles outside, output channels inside
+  void (*conv_by_channel)(const ConvArgs&);  // the other way round; one block only
+  void (*conv_quads)(const ConvArgs&);      // null where four channels of a tile do not fit the registers
+};
+
+struct KernelSet {
+  const char* name;
+  int lanes;
+  const Tile* tiles;         // for column_step = one vector
+  const Tile* tiles_stride2;  // for two
+  const Tile* tile_any;      // 1 x 1, any column_step
+  int tile_count;
+  /// Fills a channel's halo from its rows [y0, y1).
+  void (*exchange)(float* plane, const Move* moves, int count, const int32_t* orders, int y0, int y1);
+  /// to[i] = from[index[i]], or fill where the index is negative or not below `limit`.
+  void (*gather)(float* to, const float* from, const int32_t* index, long count, int32_t limit, float fill);
+  void (*pool)(const PoolArgs&);
+  void (*map)(const MapArgs&);
+  void (*plane_sum)(const Planes& in, int channel, int height, int width, float* lanes);
+  void (*linear)(const LinearArgs&);
+};
+
+constexpr int kMaxTile = 28;  // vectors; sizes the scratch
+
+const KernelSet& kernels_portable();
+const KernelSet& kernels_wide();  // the 16 lanes of AVX-512 in plain code: tests that layout on any machine
+#ifdef DCIL_X86
+const KernelSet& kernels_avx2();
+const KernelSet& kernels_avx512();
+#endif
+
+/// The best set this CPU runs, or the named one; null when it is unknown or the CPU lacks it.
+const KernelSet* find_kernels(const char* name);
+
+}  // namespace dcil

@@ -1,0 +1,104 @@
+#include "layout.h"
+
+#include <algorithm>
+
+namespace dcil {
+
+Lanes arrange(int lanes, int images) {
+  const int tiles = lanes / images;  // 1, 2, 4, 8 or 16
+  const int rows = tiles >= 8 ? 4 : tiles >= 2 ? 2 : 1;
+  return {lanes, images, rows, tiles / rows};
+}
+
+bool Geometry::operator==(const Geometry& o) const {
+  return same_tiles(o) && top == o.top && left == o.left && bottom == o.bottom && right == o.right && fill == o.fill;
+}
+
+Layout::Layout(const Shape& s, const Geometry& g, const Lanes& l) : shape(s), geometry(g), lanes(l) {
+  if (g.flat) {
+    row_ = plane_ = origin_ = 0;
+    size_ = long(l.images) * s.c;
+    return;
+  }
+  row_ = long(g.left + g.width + g.right) * l.count;
+  plane_ = row_ * (g.top + g.height + g.bottom);
+  const long line = 16;  // floats in a cache line
+  plane_ = ((plane_ + line - 1) / line | 1) * line;  // an odd number of lines spreads channels over the cache's sets
+  origin_ = g.top * row_ + long(g.left) * l.count;
+  size_ = plane_ * s.c;
+  if (size_ * 4 >= (1L << 31)) throw Error("a tensor needs more than 2 GiB for one group of images");
+  build_mask();
+  build_moves();
+}
+
+long Layout::address(int image, int y, int x) const {
+  if (geometry.flat) return long(image) * shape.c;
+  const int row = y / geometry.height, column = x / geometry.width;
+  const int lane = (image * lanes.rows + row) * lanes.columns + column;
+  return origin_ + (y % geometry.height) * row_ + long(x % geometry.width) * lanes.count + lane;
+}
+
+bool Layout::inside(int lane, int y, int x) const {
+  const int row = lane / lanes.columns % lanes.rows, column = lane % lanes.columns;
+  return row * geometry.height + y < shape.h && column * geometry.width + x < shape.w;
+}
+
+void Layout::build_mask() {
+  const Geometry& g = geometry;
+  if (lanes.rows * g.height == shape.h && lanes.columns * g.width == shape.w) return;
+  for (int y = 0; y < g.height; y++)
+    for (int x = 0; x < g.width; x++)
+      for (int lane = 0; lane < lanes.count; lane++) mask_.push_back(inside(lane, y, x) ? -1 : 0);
+}
+
+namespace {
+
+int floor_div(int a, int b) { return (a >= 0 ? a : a - b + 1) / b; }
+
+/// The permutation that fetches from the sub-tile `dy` rows down and `dx` columns right; empty if no lane has one.
+std::vector<int32_t> lane_shift(const Lanes& l, int dy, int dx) {
+  std::vector<int32_t> order;
+  bool any = false;
+  for (int lane = 0; lane < l.count; lane++) {
+    const int image = lane / (l.rows * l.columns), y = lane / l.columns % l.rows + dy, x = lane % l.columns + dx;
+    const bool there = y >= 0 && y < l.rows && x >= 0 && x < l.columns;
+    order.push_back(there ? (image * l.rows + y) * l.columns + x : -1);
+    any |= there;
+  }
+  return any ? order : std::vector<int32_t>();
+}
+
+}  // namespace
+
+/// Which of `orders` fetches from the sub-tile (dy, dx) away; -1 when no lane has one there.
+int Layout::order_of(int dy, int dx) {
+  const auto found = known_orders_.find({dy, dx});
+  if (found != known_orders_.end()) return found->second;
+  const auto order = lane_shift(lanes, dy, dx);
+  const int number = order.empty() ? -1 : int(orders.size()) / lanes.count;
+  orders.insert(orders.end(), order.begin(), order.end());
+  return known_orders_[{dy, dx}] = number;
+}
+
+/// What no sub-tile holds stays zero for ever: it was written when the buffer was made.
+void Layout::build_moves() {
+  const Geometry& g = geometry;
+  const auto place = [&](int y, int x) { return int32_t(y * row_ + long(x) * lanes.count); };
+  for (int y = -g.top; y < g.height + g.bottom; y++) {  // halo rows, one run for each sub-tile they come from
+    const int dy = floor_div(y, g.height), from_y = y - dy * g.height;
+    if (dy == 0) continue;
+    for (int x = -g.left, end; x < g.width + g.right; x = end) {
+      const int dx = floor_div(x, g.width), order = order_of(dy, dx);
+      end = std::min((dx + 1) * g.width, g.width + g.right);
+      if (order < 0) continue;
+      moves.push_back({place(y, x), place(from_y, x - dx * g.width), lanes.count, end - x, order, from_y});
+    }
+  }
+  for (int x = -g.left; x < g.width + g.right; x++) {  // halo columns
+    const int dx = floor_div(x, g.width), order = dx == 0 ? -1 : order_of(0, dx);
+    if (order < 0) continue;
+    moves.push_back({place(0, x), place(0, x - dx * g.width), int32_t(row_), g.height, order, -1});
+  }
+}
+
+}  // namespace dcil

@@ -1,0 +1,65 @@
+// Where pixels lie: lanes, sub-tiles, halos, and the tables that follow from them. The picture is in kernels.h.
+#pragma once
+#include <map>
+#include <vector>
+
+#include "aligned.h"
+#include "graph.h"
+
+namespace dcil {
+
+/// The lanes of a vector: `images` x a grid of `rows` x `columns` sub-tiles.
+struct Lanes {
+  int count, images, rows, columns;
+};
+Lanes arrange(int lanes, int images);
+
+/// How one tensor lies in memory. Flat tensors are [image][channel]; the others [channel][row][column][lane].
+struct Geometry {
+  bool flat = false;
+  int height = 1, width = 1;  // of a sub-tile
+  int top = 0, left = 0, bottom = 0, right = 0;  // halo
+  float fill = 0;                                // beyond the image
+  bool operator==(const Geometry& o) const;
+  bool same_tiles(const Geometry& o) const { return flat == o.flat && height == o.height && width == o.width; }
+};
+
+struct Move;
+
+/// A tensor's geometry with everything that can be computed from it once.
+class Layout {
+ public:
+  Layout(const Shape& shape, const Geometry& geometry, const Lanes& lanes);
+
+  long floats() const { return size_; }  // of a whole group of images
+  Planes planes(float* base) const { return {base + origin_, plane_, row_}; }
+  /// The float that holds pixel (y, x) of an image in channel 0, from the buffer's start.
+  long address(int image, int y, int x) const;
+  bool inside(int lane, int y, int x) const;  // is this vector position a pixel of the image?
+
+  const Shape shape;
+  const Geometry geometry;
+  const Lanes lanes;
+  long plane() const { return plane_; }
+  long row() const { return row_; }
+  const int32_t* mask() const { return mask_.empty() ? nullptr : mask_.data(); }
+  std::vector<Move> moves;  // fill the halo from the inner part
+  Aligned<int32_t> orders;
+
+ private:
+  void build_mask();
+  void build_moves();
+  int order_of(int dy, int dx);
+
+  long row_, plane_, origin_, size_;
+  Aligned<int32_t> mask_;
+  std::map<std::pair<int, int>, int> known_orders_;
+};
+
+/// For every float of channel 0 of `to`, the index of its pixel given by `source(image, y, x)`, or -1 beyond the image.
+template <class Source>
+std::vector<int32_t> gather_table(const Layout& to, Source source);
+
+}  // namespace dcil
+
+#include "layout_gather.h"

@@ -1,0 +1,117 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+#include "planner.h"
+#include "tables.h"
+
+namespace dcil {
+
+Program::Program(const Graph& g, const KernelSet& k, int images, int threads)
+    : graph(g), kernels(k), lanes(arrange(k.lanes, images)), threads(threads) {
+  Planner(*this).plan();
+  lay_out();
+  assign_slots();
+}
+
+void Program::lay_out() {
+  for (Value& v : values) v.layout = std::make_unique<Layout>(v.shape, v.geometry, lanes);
+  const Shape in = graph.shapes()[0];
+  input_table = gather_table(*values[0].layout, [&](int image, int y, int x) {
+    return long(image) * in.size() + long(y) * in.w + x;
+  });
+  if (long(lanes.count) * in.size() >= (1L << 31)) throw Error("the input is too large");
+  for (Step& step : steps) fill_tables(*this, step);
+}
+
+namespace {
+
+std::vector<int> inputs_of(const Step& s) {
+  std::vector<int> all = s.in;
+  if (s.residual >= 0) all.push_back(s.residual);
+  return all;
+}
+
+std::vector<int> outputs_of(const Step& s) {
+  return s.twin >= 0 ? std::vector<int>{s.out, s.twin} : std::vector<int>{s.out};
+}
+
+}  // namespace
+
+/// Values that are never alive together share memory, if their layouts are the same: then the zeros in the halos of
+/// one are the zeros of the other.
+void Program::assign_slots() {
+  std::vector<int> last(values.size(), -1);
+  for (size_t i = 0; i < steps.size(); i++)
+    for (int v : inputs_of(steps[i])) last[v] = int(i);
+  last[output] = int(steps.size());
+  const auto place = [&](int v, int now) {
+    Value& value = values[v];
+    if (value.slot >= 0) return;  // a concatenation writes its output several times
+    const int until = std::max(last[v], now);
+    for (size_t s = 0; s < slots_.size() && value.slot < 0; s++)
+      if (slots_[s].busy_until < now && slots_[s].shape == value.shape && slots_[s].geometry == value.geometry)
+        value.slot = int(s);
+    if (value.slot < 0) {
+      const long size = (value.layout->floats() + 63) / 64 * 64 + 64;
+      slots_.push_back({value.shape, value.geometry, 0, arena_});
+      arena_ += size;
+      value.slot = int(slots_.size()) - 1;
+    }
+    slots_[value.slot].busy_until = until;
+  };
+  place(0, -1);
+  for (size_t i = 0; i < steps.size(); i++)
+    for (int v : outputs_of(steps[i])) place(v, int(i));
+}
+
+long Program::scratch_floats() const {
+  long most = lanes.count;
+  for (const Step& s : steps)
+    if (s.work == Work::Conv) most = std::max(most, long(values[s.out].shape.c) * kMaxTile * lanes.count);
+  return most;
+}
+
+long Program::packed_bytes() const {
+  long bytes = long(input_table.size()) * 4;
+  for (const Step& s : steps)
+    bytes += s.packed.bytes() + long(s.table.size() + s.scale.size() + s.dense.size() + s.column.size()) * 4;
+  return bytes;
+}
+
+namespace {
+
+/// Asked before a large allocation, because Linux grants any and kills later.
+size_t available_memory() {
+#ifdef __linux__
+  return size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+#else
+  return SIZE_MAX;
+#endif
+}
+
+}  // namespace
+
+Arena::Arena(const Program& program) : program_(program) {
+  const size_t page = size_t(2) << 20;  // planes lie kilobytes apart: small pages would miss the TLB all the time
+  const size_t bytes = (size_t(program.arena_floats()) * 4 + page - 1) / page * page;
+  if (bytes > available_memory() / 2) throw Error("its activations need more than half of this machine's memory");
+  data_ = static_cast<float*>(std::aligned_alloc(page, bytes));
+  if (!data_) throw std::bad_alloc();
+#ifdef __linux__
+  madvise(data_, bytes, MADV_HUGEPAGE);
+#endif
+  std::memset(data_, 0, bytes);
+}
+
+Arena::~Arena() { std::free(data_); }
+
+}  // namespace dcil

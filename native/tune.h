@@ -1,0 +1,27 @@
+// Chooses how each layer is computed by running it: which tile, loop order and blocking, sparse or four channels at a
+// time, and how threads share it.
+#pragma once
+#include "execute.h"
+
+namespace dcil {
+
+/// Seconds this thread has computed: what other processes take away does not count.
+double worked();
+
+/// Sets every layer's choice and packs its weights. Takes about `seconds` at most; without time left a layer gets a
+/// sensible default.
+void tune(Program& program, Team& team, double seconds);
+
+/// The smallest of a few runs on one group of images; `together`: the team shares every layer.
+struct Seconds {
+  double wall, worked;  // worked: on the caller's thread
+};
+Seconds time_program(const Program& program, Team& team, bool together);
+
+/// One line per step: shapes, choice, microseconds and, for convolutions, GFLOP/s of kept weights.
+std::string describe(const Program& program);
+
+/// All steps, with a barrier after each when the team works together.
+void run_steps(const Member& m, Team& team);
+
+}  // namespace dcil

@@ -1,0 +1,9 @@
+"""Run sparse networks on a CPU: numpy and a small native module, nothing else. ``load("net.dcil")(images)``."""
+
+from __future__ import annotations
+
+from dcil_runtime.format import Network, Op, PlanError, read, write
+from dcil_runtime.native import NativeMissing, instruction_set
+from dcil_runtime.plan import Plan, load
+
+__all__ = ["NativeMissing", "Network", "Op", "Plan", "PlanError", "instruction_set", "load", "read", "write"]

@@ -1,0 +1,90 @@
+"""A network that runs: ``plan = load("net.dcil"); y = plan(x)``."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dcil_runtime.format import Network, PlanError, read
+from dcil_runtime.native import Graph, instruction_set, library, message, text_of
+
+
+class Plan:
+    """A network ready to run on this CPU. Calls from several threads run side by side, each with its own buffers.
+
+    ``threads`` share a call's images, or at batch 1 the layers, where measuring says that this helps. The first call
+    of each batch size class (1, 2-3, 4-7, 8 and more) lays the network out in up to five ways and tunes every layer,
+    for about ``tune_seconds`` each; ``prepare`` does that beforehand. ``isa`` forces kernels: avx512, avx2, portable;
+    the environment's DCIL_ISA does the same.
+    """
+
+    def __init__(self, network: Network, threads: int = 1, isa: str = "", tune_seconds: float = 1.5) -> None:
+        isa = isa or os.environ.get("DCIL_ISA", "")
+        found = instruction_set(isa)
+        if found is None:
+            raise ValueError(f"this CPU does not run {isa!r}; it runs {instruction_set()!r} and 'portable'")
+        if threads < 1:
+            raise ValueError(f"threads = {threads}: at least 1")
+        self.isa, self.threads = found, threads
+        self._lib = library()
+        graph = Graph(network)
+        self.input_shape: tuple[int, ...] = network.input if network.input_rank == 4 else network.input[:1]
+        out = graph.shape(graph.output)
+        if network.output_rank == 2 and out[1:] != (1, 1):
+            raise PlanError("the output is not a vector")
+        self.output_shape: tuple[int, ...] = out if network.output_rank == 4 else out[:1]
+        self.notes = dict(network.notes)
+        error = message()
+        self._engine = self._lib.dcil_engine(graph.handle, isa.encode(), threads, tune_seconds, error)
+        if not self._engine:
+            raise PlanError(text_of(error))
+
+    def __del__(self) -> None:
+        if getattr(self, "_engine", None):
+            self._lib.dcil_engine_free(self._engine)
+
+    def __call__(self, images: ArrayLike) -> NDArray[np.float32]:
+        """The network's output for a batch of images, [n, c, h, w] (or [n, c] for a network of vectors)."""
+        x = np.ascontiguousarray(images, dtype=np.float32)
+        if x.shape[1:] != self.input_shape or x.ndim != len(self.input_shape) + 1:
+            raise ValueError(f"images of shape {x.shape}, but this network takes (n, {str(self.input_shape)[1:-1]})")
+        y = np.empty((len(x), *self.output_shape), np.float32)
+        if len(x):
+            self._call(self._lib.dcil_run, x.ctypes.data, len(x), y.ctypes.data)
+        return y
+
+    def prepare(self, batch: int) -> None:
+        """Lay out and tune for this batch size now."""
+        if batch < 1:
+            raise ValueError(f"batch = {batch}: at least 1")
+        self._call(self._lib.dcil_prepare, batch)
+
+    def describe(self, batch: int = 1) -> str:
+        """A line per step: its shapes, how tuning decided to run it, and what it takes for one group of images."""
+        text, error = ctypes.create_string_buffer(1 << 20), message()
+        if self._lib.dcil_describe(self._engine, batch, text, len(text), error) < 0:
+            raise PlanError(text_of(error))
+        return text_of(text)
+
+    @property
+    def memory(self) -> int:
+        """Bytes held now: weights, tables and the buffers of all calls that ran side by side."""
+        return int(self._lib.dcil_memory(self._engine))
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        error = message()
+        if function(self._engine, *arguments, error) != 0:
+            raise MemoryError(text_of(error)) if error.value == b"out of memory" else PlanError(text_of(error))
+
+
+def load(file: str | Path, threads: int = 1, isa: str = "", tune_seconds: float = 1.5) -> Plan:
+    """A plan file, checked and ready; PlanError if it is damaged."""
+    try:
+        return Plan(read(file), threads, isa, tune_seconds)
+    except PlanError as error:
+        raise PlanError(str(error) if str(file) in str(error) else f"{file} is not a usable plan: {error}") from None
