@@ -31,7 +31,7 @@ from dcil.reproduce.session import Place, Run, carry_on
 from dcil.reproduce.watch import NEVER, Watch
 from dcil.train import RECIPES, RunFolder, train
 
-SHARED = Path("/work/shared/paper/paper.json")
+SHARED = Path(__file__).parents[2] / "shared" / "paper" / "paper.json"
 DIGITS = Cell("digits", "resnet8-digits", "dcil", 0.9)
 DPF = replace(DIGITS, method="dpf")
 CPU = Place(Path("nowhere"), torch.device("cpu"))
