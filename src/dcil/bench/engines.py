@@ -77,7 +77,7 @@ def onnx_runtime(model: nn.Module, x: Tensor, threads: int) -> Run:
 
 
 def _openvino_run(file: Path, x: Tensor, threads: int) -> Run:
-    import openvino  # type: ignore[import-untyped]
+    import openvino
 
     settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1}
     core = openvino.Core()
