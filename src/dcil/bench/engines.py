@@ -132,7 +132,7 @@ def openvino_int8(model: nn.Module, x: Tensor, threads: int) -> Run:
 
 
 def deepsparse(model: nn.Module, x: Tensor, threads: int) -> Run:
-    from deepsparse import Engine  # type: ignore[import-not-found]
+    from deepsparse import Engine
 
     with onnx_file(model, x) as file:
         engine = Engine(model=str(file), batch_size=len(x), num_cores=threads)
