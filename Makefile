@@ -4,7 +4,7 @@ BIN := .venv/bin
 # The networks of the tests are tiny: a process per core is faster than two threads in one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint native sanitize bench clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -28,8 +28,15 @@ lint: .venv/ready
 test: lint
 	$(PYTEST) -m "not slow"
 
-test-all: lint
+test-all: lint sanitize
 	$(PYTEST)
+
+# The CPU runtime: rebuilt after an edit of native/, and run under the sanitizers.
+native: .venv/ready
+	$(BIN)/python native/build.py
+
+sanitize: .venv/ready
+	$(BIN)/python native/sanitize.py
 
 bench: .venv/ready
 	$(BIN)/dcil bench step

@@ -100,6 +100,16 @@ def test_same_seed_same_run_and_resume_from_every_epoch(tmp_path, method):
     assert metrics(whole.path)[-1]["lr"] == config.finetune_lr
 
 
+def test_the_best_epoch_is_one_that_was_pruned(tmp_path):
+    """Before one-shot pruning the network is dense, and better; that is not the best of the pruned one."""
+    config = replace(SHORT, method="oneshot", epochs=6, target_epoch=4, milestones=(), batch=100)
+    summary = train(config, RunFolder(tmp_path / "r"), Path("data"), CPU)
+    rows = metrics(tmp_path / "r")
+    assert [row["sparsity"] > 0.9 for row in rows] == [False] * 3 + [True] * 3
+    assert max(row["top1"] for row in rows[:3]) > summary["top1_best"] == max(row["top1"] for row in rows[3:])
+    assert summary["best_epoch"] > 3
+
+
 def test_another_seed_is_another_run(tmp_path):
     for seed in (0, 1):
         train(replace(SHORT, seed=seed, epochs=1, target_epoch=1), RunFolder(tmp_path / str(seed)), Path("data"), CPU)
