@@ -233,6 +233,11 @@ def test_n_of_m_ties_and_limits():
     assert net.masks["0.weight"].tolist() == [[True, True, False, False] * 2] * 3
     with pytest.raises(UserError, match=r"sparsity=0.9.*at most 0.5"):
         DPF(sparsity=0.9, steps=1, granularity=NM(2, 4))
+    with pytest.raises(UserError, match="fits no layer"):
+        SparseNet(
+            torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 2)),
+            DPF(sparsity=0.5, steps=1, granularity=NM()),
+        )
     with pytest.raises(UserError, match="4:4"):
         NM(4, 4)
 

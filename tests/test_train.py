@@ -110,6 +110,19 @@ def test_the_best_epoch_is_one_that_was_pruned(tmp_path):
     assert summary["best_epoch"] > 3
 
 
+def test_two_processes_cannot_work_in_one_folder(tmp_path):
+    folder = RunFolder(tmp_path / "r")
+    with folder.locked(), pytest.raises(UserError, match="another process"):
+        train(replace(SHORT, epochs=1, target_epoch=1), folder, Path("data"), CPU)
+    assert not folder.started
+
+
+def test_a_last_batch_of_one_image_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(UserError, match="one image"):
+        train(replace(SHORT, batch=359), RunFolder(tmp_path / "r"), Path("data"), CPU)
+    assert not (tmp_path / "r").exists()
+
+
 def test_another_seed_is_another_run(tmp_path):
     for seed in (0, 1):
         train(replace(SHORT, seed=seed, epochs=1, target_epoch=1), RunFolder(tmp_path / str(seed)), Path("data"), CPU)

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from dcil import views
-from dcil.errors import unknown
+from dcil.errors import UserError, unknown
 from dcil.layer import Layer
 from dcil.masks import changes
 from dcil.method import Method, Moment, Task
@@ -72,6 +72,8 @@ class SparseNet(nn.Module):
         for name in self._prunable:
             mask = torch.ones_like(model.get_parameter(name), dtype=torch.bool)
             self._masks.register_buffer(_plain(name), mask)
+        if not any(map(method.granularity.fits, self.layers)):
+            raise UserError(f"nothing to prune: {method.granularity} fits no layer of {type(model).__name__}")
         self._private = nn.Module()
         for path in list(method.paths)[1:]:
             self._private.add_module(path, nn.Module())

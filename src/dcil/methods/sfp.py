@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dcil import views
-from dcil.granularity import Filter, Granularity
-from dcil.method import Method, Moment
+from dcil.method import Moment
+from dcil.methods.filters_per_epoch import FiltersPerEpoch
 from dcil.methods.zeroed import zero_pruned
-from dcil.scope import Scope, Uniform
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFP(Method):
+class SFP(FiltersPerEpoch):
     """Once per epoch the filters with the smallest L2 norm are set to zero; then all of them train on, dense.
 
     gradual   let the sparsity grow along the schedule; the original prunes all of it from the first epoch
@@ -25,22 +24,7 @@ class SFP(Method):
     Protocol: gradual. The ranking stays within the layer, as the paper's tables say of SFP.
     """
 
-    every: int = 0
-    gradual: bool = False
-    granularity: Granularity = Filter()
-    scope: Scope = Uniform()
-
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.whole}
-    granularities: ClassVar[tuple[type[Granularity], ...]] = (Filter,)
-
-    def sparsity_at(self, step: int) -> float:
-        return super().sparsity_at(step) if self.gradual else self.sparsity
-
-    def due(self, step: int) -> bool:
-        return super().due(step) or step == self.steps
-
-    def start(self, now: Moment) -> None:
-        self.update(now)
 
     def update(self, now: Moment) -> None:
         super().update(now)
