@@ -257,12 +257,14 @@ def test_stays_are_counted_as_a_list_would():
 
 def test_looks_around_a_change(monkeypatch, tmp_path):
     monkeypatch.setattr("dcil.reproduce.watch.EVERY", 1)
-    run = Run(DPF, 0, tmp_path, 2)
+    run = Run(DPF, 0, tmp_path, 4)
     carry_on(run, CPU, silent)
     found = record.read(run.record).raw
-    assert [look[0] for look in found["around_changes"]] == [1, 2]
+    assert [look[0] for look in found["around_changes"]] == [1, 2, 3, 4]
     assert all(0 <= value <= 100 for look in found["around_changes"] for value in look[2:])
-    assert sum(found["stays"]["ended"]) + found["stays"]["still_there"] > 0
+    updates = zip(found["epochs"]["updates"], found["epochs"]["revived"], strict=True)
+    revived = round(sum(n * mean for n, mean in updates))  # each of them left again or is still there
+    assert sum(found["stays"]["ended"]) + found["stays"]["still_there"] == revived > 0
 
 
 def test_accuracy_after_every_iteration(trained, tmp_path):

@@ -16,7 +16,7 @@ from dcil.criteria import Criterion, Magnitude, State
 from dcil.errors import UserError
 from dcil.granularity import Filter, Granularity, Weight
 from dcil.layer import Layer
-from dcil.masks import select
+from dcil.masks import changes, select
 from dcil.schedule import Cubic
 from dcil.scope import Global, Scope
 
@@ -171,6 +171,12 @@ class Method:
         for layer, groups in zip(layers, kept, strict=True):
             layer.mask.copy_(self.granularity.mask(layer, groups))
 
+    def move_masks(self, now: Moment) -> Tensor:
+        """``update``, and how many weights it (revived, dropped), still on the device."""
+        before = [layer.mask.clone() for layer in now.layers]
+        self.update(now)
+        return changes(before, [layer.mask for layer in now.layers])
+
     def group_scores(self, layer: Layer, state: State) -> Tensor:
         """One score per group of the layer, 1-D."""
         return self.granularity.groups(layer, self.criterion.score(layer, state))
@@ -183,3 +189,7 @@ class Method:
         """What ``loss``, ``see`` and ``after_step`` depend on besides their tensors: equal forms do the same
         computation, so that an engine may record it once and replay it."""
         return None
+
+    def update_form(self, step: int) -> Hashable:
+        """As ``form``, for ``update``; None where more counts: random numbers, values read from the device."""
+        return self.sparsity_at(step) if type(self).update is Method.update else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from dcil import views
 from dcil.errors import UserError, unknown
 from dcil.layer import Layer
-from dcil.masks import changes
 from dcil.method import Method, Moment, Task
 from dcil.parts import Choice, find_private, find_prunable
 
@@ -87,6 +86,7 @@ class SparseNet(nn.Module):
         for name, tensor in method.remember(self.layers, model).items():
             self._state.register_buffer(_plain(name), tensor)
         self._steps_done = 0
+        self.mover: Callable[[Moment], Tensor] = method.move_masks  # an engine puts its recorded form in place
         self.train()
         with torch.no_grad():
             method.start(self.moment(None))
@@ -142,9 +142,7 @@ class SparseNet(nn.Module):
     def move(self, optimizer: Optimizer | None) -> Update:
         """Move the masks to where the method wants them after the steps done, whether that is due or not."""
         now = self.moment(optimizer)
-        before = [layer.mask.clone() for layer in now.layers]
-        self.method.update(now)
-        return Update(now.step, changes(before, [layer.mask for layer in now.layers]))
+        return Update(now.step, self.mover(now))
 
     def moment(self, optimizer: Optimizer | None) -> Moment:
         """What the method's hooks work on, now."""

@@ -20,6 +20,7 @@ from dcil.engine.eager import Diverged, autocast
 from dcil.engine.evaluate import correct
 from dcil.engine.flat import Flat
 from dcil.engine.fuse import Unfusable
+from dcil.engine.moves import RecordedMoves
 from dcil.engine.ops import TRITON
 from dcil.engine.record import Recorder, undone
 from dcil.engine.route import Fused, Outputs, Plain, Route, Streams, all_at_once, one_at_a_time
@@ -59,6 +60,7 @@ class GraphEngine:
             self.speed.apply()
             self.flat = Flat(self.net, self.optimizer)
             self.source = source(self.loader)
+            self.net.mover = RecordedMoves(self.net.method, self.recorder)
             self.ready = True
 
     # -- training ----------------------------------------------------------------------------------------------------

@@ -38,10 +38,21 @@ class Recorder:
                     before()
                     work()
             torch.cuda.current_stream().wait_stream(self.stream)
+            torch.cuda.synchronize(self.device)
+            return self.capture(work)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """``work``, which has been done before, as one replayable piece; it is not done now, and nothing waits."""
+        if self.stream is None:
+            return work
+        with ALONE, torch.cuda.stream(self.stream):
             graph = torch.cuda.CUDAGraph()
             # thread_local: runs beside this one go on allocating meanwhile.
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            graph.capture_begin(self.pool, capture_error_mode="thread_local")
+            try:
                 work()
+            finally:
+                graph.capture_end()
         return graph.replay
 
 

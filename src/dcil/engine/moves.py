@@ -1,0 +1,41 @@
+"""Mask updates recorded like the steps: hundreds of small kernels that the host need not launch one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+
+from dcil import Method
+from dcil.engine.record import Recorder
+from dcil.method import Moment
+
+
+class RecordedMoves:
+    """The first update of a form is made operation by operation, the second recorded, the others replayed.
+
+    The sparsity, which grows once per epoch, is part of the form: an epoch has some 24 updates and one recording.
+    Where every update has a form of its own (``smooth``), nothing is recorded, since nothing would be replayed.
+    """
+
+    changes: Tensor
+
+    def __init__(self, method: Method, recorder: Recorder) -> None:
+        self.method, self.recorder = method, recorder
+        self.form: Hashable = None
+        self.replay: Callable[[], None] | None = None
+
+    @torch.no_grad()
+    def __call__(self, now: Moment) -> Tensor:
+        form = self.method.update_form(now.step)
+        if form is None or form != self.form:
+            self.form, self.replay = form, None
+            return self.method.move_masks(now)
+
+        def move() -> None:
+            self.changes = self.method.move_masks(now)
+
+        self.replay = self.replay or self.recorder.capture(move)
+        self.replay()
+        return self.changes.clone()  # the next replay, of whatever recording, writes there again
