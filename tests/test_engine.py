@@ -6,6 +6,7 @@ The tests marked cuda repeat it on the GPU, with the graphs.
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from dcil import METHODS, Weight, data
+from dcil import DPF, METHODS, SparseNet, Weight, data
 from dcil.engine import Diverged, EagerEngine, GraphEngine, Speed, obstacle
+from dcil.engine.flat import Flat
+from dcil.engine.ranking import Ranking, fits
 from dcil.engine.route import Fused, Plain
 from dcil.engine.sgd import SGD
 from dcil.errors import UserError
@@ -170,6 +173,59 @@ def test_resume_under_the_engine(tmp_path, method, device, monkeypatch):
     summary = json.loads((whole.path / "summary.json").read_text())
     assert summary["environment"]["engine"] == "graph"
     assert summary["environment"]["precision"] == "fp32"
+
+
+class Odd(nn.Module):
+    """Weights whose sizes leave gaps in the flat tensor, a transposed convolution among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(3, 5, 3, bias=False)
+        self.two = nn.ConvTranspose2d(5, 3, 2, bias=False)
+        self.last = nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.6, 0.95])
+def test_the_ranking_moves_masks_as_the_method_does(sparsity, device):
+    """Half of the weights tie, so which of them stay is decided by their place, not by how they lie in memory."""
+    torch.manual_seed(0)
+    net = SparseNet(Odd().to(device), DPF(sparsity=sparsity, steps=100, ramp=0.01))
+    net.set_extra_state(torch.tensor(50))
+    with torch.no_grad():
+        for layer in net.layers:
+            layer.weight.copy_(torch.randint(-2, 3, layer.weight.shape))
+            layer.mask.copy_(torch.rand(layer.mask.shape) < 0.5)
+    other = copy.deepcopy(net)
+    assert fits(net)
+    ranking = Ranking(net, Flat(net, torch.optim.SGD(net.parameters(), 0.1)))
+    got, want = ranking(net.moment(None)), other.method.move_masks(other.moment(None))
+    assert got.tolist() == want.tolist()
+    assert all(torch.equal(net.masks[name], mask) for name, mask in other.masks.items())
+    assert net.groups()[0] == int(sparsity * net.groups()[1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_recorded_updates_are_the_eager_ones(device):
+    """The first of a form is made, the second recorded, the others replayed, and each counts its own changes."""
+    fast, plain = (built("dpf", device, Speed("graph", "fp32"), "wrn-10-1") for _ in range(2))
+    go(fast, 1), go(plain, 1)
+    plain.net.mover = plain.net.method.move_masks
+    plain.net.load_state_dict(fast.net.state_dict())
+    for trainer in (fast, plain):
+        trainer.net.set_extra_state(torch.tensor(fast.net.method.steps - 1))
+    kept = []
+    for i in range(5):
+        for trainer in (fast, plain):
+            torch.manual_seed(i)
+            with torch.no_grad():
+                for layer in trainer.net.layers:
+                    layer.weight.add_(torch.randn(layer.weight.shape).to(device), alpha=0.05)
+        a, b = (trainer.net.move(trainer.optimizer) for trainer in (fast, plain))
+        kept.append((a, b))
+        assert all(torch.equal(fast.net.masks[name], mask) for name, mask in plain.net.masks.items())
+    assert all(a.changes.tolist() == b.changes.tolist() and a.changes.sum() > 0 for a, b in kept)
+    assert fast.net.mover.replay is not None
 
 
 def test_choosing():

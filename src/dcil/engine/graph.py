@@ -60,7 +60,7 @@ class GraphEngine:
             self.speed.apply()
             self.flat = Flat(self.net, self.optimizer)
             self.source = source(self.loader)
-            self.net.mover = RecordedMoves(self.net.method, self.recorder)
+            self.net.mover = RecordedMoves(self.net, self.flat, self.recorder)
             self.ready = True
 
     # -- training ----------------------------------------------------------------------------------------------------

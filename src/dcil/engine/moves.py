@@ -7,7 +7,9 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from dcil import Method
+from dcil import SparseNet
+from dcil.engine.flat import Flat
+from dcil.engine.ranking import Ranking, fits
 from dcil.engine.record import Recorder
 from dcil.method import Moment
 
@@ -21,8 +23,9 @@ class RecordedMoves:
 
     changes: Tensor
 
-    def __init__(self, method: Method, recorder: Recorder) -> None:
-        self.method, self.recorder = method, recorder
+    def __init__(self, net: SparseNet, flat: Flat, recorder: Recorder) -> None:
+        self.method, self.recorder = net.method, recorder
+        self.move: Callable[[Moment], Tensor] = Ranking(net, flat) if fits(net) else net.method.move_masks
         self.form: Hashable = None
         self.replay: Callable[[], None] | None = None
 
@@ -31,10 +34,10 @@ class RecordedMoves:
         form = self.method.update_form(now.step)
         if form is None or form != self.form:
             self.form, self.replay = form, None
-            return self.method.move_masks(now)
+            return self.move(now)
 
         def move() -> None:
-            self.changes = self.method.move_masks(now)
+            self.changes = self.move(now)
 
         self.replay = self.replay or self.recorder.capture(move)
         self.replay()

@@ -15,7 +15,7 @@ from dcil import SparseNet
 from dcil.engine.flat import Flat, roles_of, room, window
 from dcil.engine.fuse import Program, Rewriter
 from dcil.engine.ops import Lane, new_stream
-from dcil.engine.weights import gradient_of, seen
+from dcil.engine.weights import collect, gradient_of, seen
 
 Outputs = dict[str, Tensor]
 Loss = Callable[[Outputs, Tensor], Tensor]
@@ -186,19 +186,14 @@ class Fused:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def finish(self) -> None:
-        heads: list[Tensor] = []
         with self.streams.forked() as on:
             for group, program in self.programs.items():
                 with on(group):
                     self.lanes[group].join()
                     program.head.collect()
-                    heads.append(program.weights.gradient())
-        gradient = self.flat.gradient[: self.flat.head]
-        with torch.no_grad():
-            gradient.copy_(heads[0]) if len(heads) == 1 else torch.add(*heads[:2], out=gradient)
-            for further in heads[2:]:
-                gradient.add_(further)
-            self.flat.counters.flat.add_(1)
+                    program.weights.collect_others()
+        collect([program.weights for program in self.programs.values()], self.flat)
+        self.flat.counters.flat.add_(1)
 
 
 class Streams:

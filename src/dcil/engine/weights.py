@@ -12,24 +12,32 @@ from dcil import Method, SparseNet, views
 from dcil.engine.flat import Flat, room, window
 from dcil.layer import Layer
 
+try:
+    from dcil.engine import views_triton
+except ImportError:
+    views_triton = None  # type: ignore[assignment,unused-ignore]
+
 #: Views that treat every weight alike: the whole network's weights can go through them at once.
 ELEMENTWISE = (views.kept, views.revived, views.straight_through, views.whole)
 
 
 def seen(net: SparseNet, flat: Flat, path: str, head: Tensor) -> Tensor:
     """The prunable weights, laid out flat, as ``path`` sees them; differentiable."""
-    method = net.method
-    if type(method).see is Method.see and method.paths[path] in ELEMENTWISE:
-        return method.paths[path](head, flat.masks)
+    if elementwise(net.method, path):
+        return net.method.paths[path](head, flat.masks)
     pieces: list[Tensor] = []
     layers = list({id(layer.weight): layer for layer in net.layers}.values())
     for layer, piece in zip(layers, torch.split(head, [room(layer.weight) for layer in layers]), strict=True):
         weight = window(piece, 0, layer.weight.shape)  # one by one, as the method is written
         stand_in = Layer(layer.name, weight, layer.mask, layer.transposed, layer.conv_groups)  # type: ignore[arg-type]
-        values = method.see(path, stand_in, net.state)
+        values = net.method.see(path, stand_in, net.state)
         values = values.permute(0, 2, 3, 1) if values.dim() == 4 else values
         pieces += [values.reshape(-1), piece[layer.weight.numel() :].detach()]
     return torch.cat(pieces)
+
+
+def elementwise(method: Method, path: str) -> bool:
+    return type(method).see is Method.see and method.paths[path] in ELEMENTWISE
 
 
 def gradient_of(outputs: Sequence[Tensor], leaf: Tensor, net: SparseNet, back: Sequence[Tensor] | None) -> Tensor:
@@ -55,6 +63,8 @@ class Weights:
     def __init__(self, net: SparseNet, flat: Flat, paths: Sequence[str], dtype: torch.dtype) -> None:
         self.net, self.flat, self.paths, self.dtype = net, flat, tuple(paths), dtype
         self.layers = {layer.name: layer for layer in net.layers}
+        kernels = views_triton is not None and flat.device.type == "cuda" and len(net.method.paths) <= 2
+        self.fast = kernels and all(elementwise(net.method, path) for path in net.method.paths)
         self.places: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.others: list[tuple[str, Tensor, bool]] = []  # weights that are not prunable: every path reads them
         self.alone = len(paths) == 1  # then the weights lie as they do in the parameters
@@ -95,28 +105,61 @@ class Weights:
 
     def load(self) -> None:
         """The views of the weights as they are now."""
-        self.views = [seen(self.net, self.flat, path, self.leaf) for path in self.paths]
+        if self.fast:
+            for path, index in zip(self.paths, self.indices(), strict=True):
+                views_triton.see(self.net.method.paths[path], self.flat.weights, self.flat.masks, index, self.values)
+        else:
+            self.views = [seen(self.net, self.flat, path, self.leaf) for path in self.paths]
+            self.put(self.views)
         with torch.no_grad():
-            if self.alone:
-                self.values[: self.flat.head].copy_(self.views[0])
-            else:
-                for view, index in zip(self.views, self.index, strict=True):
-                    self.values.scatter_(0, index, view.to(self.dtype))
             for name, weight, first in self.others:
                 for p in range(len(self.paths)):
                     block(self.at(name)[0], weight, first, p).copy_(weight)
 
+    @torch.no_grad()
+    def put(self, views: Sequence[Tensor]) -> None:
+        if self.alone:
+            self.values[: self.flat.head].copy_(views[0])
+        else:
+            for view, index in zip(views, self.index, strict=True):
+                self.values.scatter_(0, index, view.to(self.dtype))
+
+    def indices(self) -> list[Tensor | None]:
+        return [None] if self.alone else list(self.index)
+
     def gradient(self) -> Tensor:
-        """What the gradients of the views are for the weights themselves."""
+        """What the gradients of the views are for the weights themselves, by autograd."""
         parts = [self.gradients[: self.flat.head]] if self.alone else [self.gradients[index] for index in self.index]
         back = [part.float() for part in parts]
         found = gradient_of(self.views, self.leaf, self.net, back)
         self.views.clear()
-        if self.paths[0] == next(iter(self.net.method.paths)):  # only the first path changes what is shared
+        return found
+
+    def collect_others(self) -> None:
+        """Hand over the gradients of what is not prunable; only the first path changes that."""
+        if self.paths[0] == next(iter(self.net.method.paths)):
             for name, weight, first in self.others:
                 place = self.flat.packed.like(self.flat.gradient, weight)
                 place.copy_(block(self.at(name)[1], weight, first, 0))
-        return found
+
+
+@torch.no_grad()
+def collect(groups: Sequence[Weights], flat: Flat) -> None:
+    """The gradient of the prunable weights: the sum of what every path has for them."""
+    gradient = flat.gradient[: flat.head]
+    shares = [
+        (weights.net.method.paths[path], weights.gradients, index)
+        for weights in groups
+        for path, index in zip(weights.paths, weights.indices(), strict=True)
+    ]
+    if groups[0].fast:
+        views_triton.collect(shares, flat.masks, gradient)
+        return
+    with torch.enable_grad():
+        found = [weights.gradient() for weights in groups]
+    gradient.copy_(found[0]) if len(found) == 1 else torch.add(*found[:2], out=gradient)
+    for further in found[2:]:
+        gradient.add_(further)
 
 
 def block(whole: Tensor, weight: Tensor, first: bool, p: int) -> Tensor:
