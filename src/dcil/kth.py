@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-
-#: (keys, shift, width, prefix) -> how often each value of the ``width`` bits above ``shift`` is there.
-Counts = Callable[[Tensor, int, int, Tensor], Tensor]
 
 
 def kth_smallest(scores: Tensor, k: int) -> Tensor:
@@ -27,14 +22,14 @@ def radix_select(scores: Tensor, k: int) -> Tensor:
     return (found ^ ((found >> 31) & (2**31 - 1))).view(torch.float32)
 
 
-def smallest_key(keys: Tensor, k: Tensor, counts: Counts | None = None) -> Tensor:
+def smallest_key(keys: Tensor, k: Tensor) -> Tensor:
     """The k-th smallest of int32 keys, read as unsigned, by three histograms of their bits, the highest first.
 
     No sort, no wait. ``k`` (from 1) is on the device too.
     """
     left, prefix = k, torch.zeros((), dtype=torch.long, device=keys.device)
     for shift, width in ((21, 11), (10, 11), (0, 10)):
-        found = (counts or digit_counts)(keys, shift, width, prefix)
+        found = digit_counts(keys, shift, width, prefix)
         below = found.cumsum(0) < left
         left = left - (found * below).sum()
         prefix = (prefix << width) | below.sum()

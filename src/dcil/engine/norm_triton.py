@@ -6,6 +6,7 @@ sums, the second one adds them up itself: no third kernel, no atomic operation, 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -146,17 +147,40 @@ def _pass_gradient(x, y, dy, dy2, dx, dres, weight, bias, mean_in, scale_in, dwe
         tl.store(dx + at, g.to(dx.dtype.element_ty), mask=ok)
 
 
-def plan(rows: int, channels: int) -> tuple[dict[str, Any], int, int, int]:
-    """Block sizes, row parts of the reducing and of the writing kernel with their lengths."""
-    block = min(64, triton.next_power_of_2(channels))
-    height = max(16, 4096 // block)
-    columns = triton.cdiv(channels, block)
-    most = triton.cdiv(rows, height)
-    parts = max(1, min(most, 128, triton.cdiv(2 * PROCESSORS, columns)))
-    chunk = height * triton.cdiv(most, parts)
-    writers = max(1, min(most, triton.cdiv(8 * PROCESSORS, columns)))
-    blocks = {"channels": channels, "R": height, "C": block, "num_warps": 4 if block * height <= 4096 else 8}
-    return blocks, triton.cdiv(rows, chunk), chunk, height * triton.cdiv(most, writers)
+@dataclass(frozen=True)
+class Plan:
+    """How the kernels divide a matrix among programs; the numbers are the best of a hundred tried on an H200.
+
+    A kernel has ``columns`` programs side by side; downwards it has one for each stretch of rows.
+    """
+
+    rows: int
+    channels: int
+
+    @property
+    def width(self) -> int:
+        return min(64, int(triton.next_power_of_2(self.channels)))
+
+    @property
+    def columns(self) -> int:
+        return int(triton.cdiv(self.channels, self.width))
+
+    def blocks(self, elements: int) -> dict[str, Any]:
+        return {"channels": self.channels, "R": elements // self.width, "C": self.width, "num_warps": 4}
+
+    def divide(self, elements: int, parts: int) -> tuple[dict[str, Any], int, int]:
+        """Block sizes, the number of stretches and the rows in each."""
+        blocks = self.blocks(elements)
+        most = triton.cdiv(self.rows, blocks["R"])
+        stretch = blocks["R"] * triton.cdiv(most, max(1, min(most, parts)))
+        return blocks, int(triton.cdiv(self.rows, stretch)), stretch
+
+    def reduce(self) -> tuple[dict[str, Any], int, int]:
+        """Few parts, since every program of the second kernel adds them all up."""
+        return self.divide(8192, 128 if self.rows >= 2**16 else 64)
+
+    def write(self, elements: int) -> tuple[dict[str, Any], int, int]:
+        return self.divide(elements, triton.cdiv(4 * PROCESSORS, self.columns))
 
 
 def forward(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, relu: bool,
@@ -164,14 +188,15 @@ def forward(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, ep
     """(output, mean, 1 / standard deviation); moves the running statistics if there are any."""
     channels = x.shape[1]
     rows = x.numel() // channels
-    blocks, count, chunk, length = plan(rows, channels)
-    columns = triton.cdiv(channels, blocks["C"])
+    plan = Plan(rows, channels)
+    blocks, count, chunk = plan.reduce()
     parts = torch.empty(count, 2, channels, device=x.device)
     mean, scale = torch.empty(2, channels, device=x.device)
     y = torch.empty_like(x)
-    _statistics[(count, columns)](x, parts, rows, chunk, **blocks)
+    _statistics[(count, plan.columns)](x, parts, rows, chunk, **blocks)
     track = running or (mean, mean)
-    _normalize[(triton.cdiv(rows, length), columns)](
+    blocks, programs, length = plan.write(8192)
+    _normalize[(programs, plan.columns)](
         x, x if residual is None else residual, y, weight, bias, mean, scale, *track, parts,
         count, rows, length, eps, momentum, P=triton.next_power_of_2(count),
         RELU=relu, RESIDUAL=residual is not None, TRACK=running is not None, **blocks,
@@ -184,16 +209,17 @@ def backward(x: Tensor, y: Tensor, grads: list[Tensor], residual: bool, weight: 
     """(gradient of the input, of the residual); those of weight and bias are written where they belong."""
     channels = x.shape[1]
     rows = x.numel() // channels
-    blocks, count, chunk, length = plan(rows, channels)
-    columns = triton.cdiv(channels, blocks["C"])
+    plan = Plan(rows, channels)
+    blocks, count, chunk = plan.reduce()
     parts = torch.empty(count, 2, channels, device=x.device)
     kind = {"RELU": relu, "RESIDUAL": residual, "TWO": len(grads) > 1}
     dx = torch.empty_like(x)
     dres = torch.empty_like(x) if residual else None
-    _reduce_gradient[(count, columns)](
+    _reduce_gradient[(count, plan.columns)](
         x, y, grads[0], grads[-1], weight, bias, mean, scale, parts, rows, chunk, **kind, **blocks
     )  # fmt: skip
-    _pass_gradient[(triton.cdiv(rows, length), columns)](
+    blocks, programs, length = plan.write(4096 if x.numel() >= 2**22 else 8192)
+    _pass_gradient[(programs, plan.columns)](
         x, y, grads[0], grads[-1], dx, dx if dres is None else dres, weight, bias, mean, scale, dweight, dbias, parts,
         count, rows, length, P=triton.next_power_of_2(count), **kind, **blocks,
     )  # fmt: skip

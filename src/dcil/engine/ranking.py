@@ -12,9 +12,9 @@ from dcil.kth import smallest_key
 from dcil.method import Moment
 
 try:
-    from dcil.engine import count_triton
+    from dcil.engine import kth_triton
 except ImportError:
-    count_triton = None  # type: ignore[assignment,unused-ignore]
+    kth_triton = None  # type: ignore[assignment,unused-ignore]
 
 LAST = 2**31 - 1
 
@@ -36,7 +36,8 @@ class Ranking:
             here.copy_(Weight().mask(layer, numbers + self.size))
             self.size += count
         self.gaps = (self.place == LAST).nonzero().flatten()
-        self.counts = count_triton.digit_counts if count_triton and flat.device.type == "cuda" else None
+        kernels = kth_triton is not None and flat.device.type == "cuda"
+        self.smallest = kth_triton.smallest_key if kernels else smallest_key
 
     def __call__(self, now: Moment) -> Tensor:
         """As ``Method.move_masks``."""
@@ -51,10 +52,10 @@ class Ranking:
             return torch.ones_like(self.flat.masks)
         scores = self.flat.weights[: self.flat.head].square()
         keys = scores.index_fill_(0, self.gaps, torch.inf).view(torch.int32)  # in the order of what is not negative
-        threshold = smallest_key(keys, torch.full((), pruned, device=keys.device), self.counts)
+        threshold = self.smallest(keys, torch.full((), pruned, device=keys.device))
         above, tied = keys > threshold, keys == threshold
         room = keys.numel() - pruned - above.sum()
-        last = smallest_key(torch.where(tied, self.place, LAST), room, self.counts)
+        last = self.smallest(torch.where(tied, self.place, LAST), room)
         return above | (tied & (self.place <= last) & (room > 0))
 
 
