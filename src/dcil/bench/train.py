@@ -26,7 +26,8 @@ from dcil.masks import keep_largest
 from dcil.train import Config, Trainer
 from dcil.train.environment import environment
 
-SELECT, MASKS_EVERY = 25_000_000, 16
+SELECT = 25_000_000
+MIDDLE = 150  # the epoch to begin at: the sparsity grows, everything that can cost is switched on
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Case:
 CASES = {
     "resnet20": Case("resnet20", 128, 32, 10, 50_000, 10_000),
     "wrn-28-2": Case("wrn-28-2", 128, 32, 10, 128 * 100, 2_000),
-    "wrn-28-8": Case("wrn-28-8", 128, 32, 10, 128 * 40, 2_000),
+    "wrn-28-8": Case("wrn-28-8", 128, 32, 10, 128 * 192, 2_000),
     "resnet50": Case("resnet50", 256, 224, 1000, 256 * 12, 256),
 }
 
@@ -75,13 +76,15 @@ def random_data(case: Case) -> Dataset:
 
 
 def build(case: Case, method: str, dataset: Dataset, device: torch.device, speed: Speed, seed: int = 0) -> Trainer:
-    """A trainer in the second half of the schedule: everything that can cost is switched on."""
+    """A trainer in the middle of its schedule."""
     settings = {"warmup": "0"} if method == "dcil" else {}
     config = Config(
         dataset="cifar10", model=case.model, method=method, epochs=300, target_epoch=225, milestones=(150, 225),
         batch=case.batch, lr=0.01, seed=seed, settings=settings,
     )  # fmt: skip
-    return Trainer.build(config, dataset, device, speed)
+    trainer = Trainer.build(config, dataset, device, speed)
+    trainer.net.set_extra_state(torch.tensor(MIDDLE * trainer.loader.steps))
+    return trainer
 
 
 def measure(case: Case, method: str, dataset: Dataset, device: torch.device, speed: Speed) -> Row:
@@ -90,14 +93,14 @@ def measure(case: Case, method: str, dataset: Dataset, device: torch.device, spe
     start = time.perf_counter()
     trainer = build(case, method, dataset, device, speed)
     limit = None if speed.engine == "graph" else 40  # the plain loop is slow: some steps say enough
-    run_steps(trainer, 150, limit and 10)
+    run_steps(trainer, MIDDLE, limit and 10)
     trainer.engine.evaluate()
     wait(device)
     prepared = time.perf_counter() - start
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    steps = run_steps(trainer, 151, limit)
+    steps = run_steps(trainer, MIDDLE + 1, limit)
     wait(device)
     train_seconds = (time.perf_counter() - start) / steps * trainer.loader.steps
     start = time.perf_counter()
@@ -131,13 +134,13 @@ def parallel(case: Case, dataset: Dataset, device: torch.device, speed: Speed, r
         stream = new_stream(device)
         with torch.cuda.stream(stream):
             trainer = build(case, "dcil", dataset, device, speed, seed)
-            run_steps(trainer, 150, trainer.loader.steps)
+            run_steps(trainer, MIDDLE, trainer.loader.steps)
         trainers.append((stream, trainer))
     wait(device)
 
     def work(stream: torch.cuda.Stream, trainer: Trainer) -> None:
         with torch.cuda.stream(stream):
-            run_steps(trainer, 151, None)
+            run_steps(trainer, MIDDLE + 1, None)
             stream.synchronize()
 
     threads = [threading.Thread(target=work, args=pair) for pair in trainers]

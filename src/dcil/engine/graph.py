@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dcil import SparseNet, Update
+from dcil import DCIL, SparseNet, Update
 from dcil.data import Batches
 from dcil.engine.eager import Diverged, autocast
 from dcil.engine.evaluate import correct
@@ -27,6 +27,11 @@ from dcil.engine.route import Fused, Outputs, Plain, Route, Streams, all_at_once
 from dcil.engine.sgd import SGD
 from dcil.engine.source import source
 from dcil.engine.speed import Speed
+
+try:
+    from dcil.engine import loss_triton
+except ImportError:
+    loss_triton = None  # type: ignore[assignment,unused-ignore]
 
 CHECK_EVERY = 500  # steps between looks at the device for a loss that is not finite
 NARROW = 64  # channels: networks up to here wait for launches; wider ones fill the GPU on their own
@@ -97,13 +102,21 @@ class GraphEngine:
                 with on("beside"), torch.no_grad():
                     self.note(loss, outputs, y)
 
-            walk(self.route, self.net.method.paths, self.net.loss, x, y, note)
+            walk(self.route, self.net.method.paths, self.loss, x, y, note)
         with torch.no_grad():
             self.route.finish()
             exact = self.speed.precision == "fp32"
             self.sgd.step(self.flat.weights, self.flat.gradient, self.flat.momentum, self.minus_lr, self.bad, exact)
             now = self.net.moment(self.optimizer)
             self.net.method.after_step(dataclasses.replace(now, step=now.step + 1))
+
+    def loss(self, outputs: Outputs, y: Tensor) -> Tensor:
+        """The method's; in one kernel where it is DCIL's and its last bit need not be torch's."""
+        method, p = self.net.method, outputs["pruned"]
+        usual = isinstance(method, DCIL) and type(method).loss is DCIL.loss and p.dim() == 2
+        if not usual or loss_triton is None or not p.is_cuda or self.speed.precision == "fp32":
+            return self.net.loss(outputs, y)
+        return loss_triton.dcil_loss(p, outputs["super"], y, method.kl_at(self.net.steps_done), method.temperature)
 
     def note(self, loss: Tensor, outputs: Outputs, y: Tensor) -> None:
         """Count, add up, and hold on to the first loss that is not finite."""

@@ -32,18 +32,16 @@ def _known(counts, k, DONE: tl.constexpr):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _count(keys, k, counts, size, chunk, DONE: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
     digit = tl.arange(0, 16)
-    prefix = _known(counts, k, DONE)
-    total = tl.zeros([16], tl.int32)
+    prefix = _known(counts, k, DONE).to(tl.uint32)
+    total = tl.zeros([B, 16], tl.int32)
     first = tl.program_id(0) * chunk
     last = tl.minimum(size, first + chunk)
     for start in range(first, last, B):
         at = start + tl.arange(0, B)
-        key = tl.load(keys + at, mask=at < last, other=0).to(tl.int64) & 0xFFFFFFFF
-        key = key >> (28 - 4 * DONE)
-        ok = (at < last) & ((key >> 4) == prefix)
-        now = tl.where(ok, key & 15, 16).to(tl.int32)
-        total += tl.sum((now[:, None] == digit[None, :]).to(tl.int32), 0)
-    tl.atomic_add(counts + 16 * DONE + digit, total)
+        key = tl.load(keys + at, mask=at < last, other=0).to(tl.uint32, bitcast=True) >> (28 - 4 * DONE)
+        now = tl.where((at < last) & ((key >> 4) == prefix), (key & 15).to(tl.int32), 16)
+        total += (now[:, None] == digit[None, :]).to(tl.int32)
+    tl.atomic_add(counts + 16 * DONE + digit, tl.sum(total, 0))
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -55,7 +53,7 @@ def smallest_key(keys: Tensor, k: Tensor) -> Tensor:
     """The k-th smallest (from 1) of int32 keys, read as unsigned."""
     counts = torch.zeros(DIGITS, 16, dtype=torch.int32, device=keys.device)
     found = torch.empty((), dtype=torch.long, device=keys.device)
-    block, size = 1024, keys.numel()
+    block, size = 512, keys.numel()
     chunk = block * triton.cdiv(triton.cdiv(size, block), PROGRAMS)
     for done in range(DIGITS):
         _count[(triton.cdiv(size, chunk),)](keys, k, counts, size, chunk, DONE=done, B=block, num_warps=4)

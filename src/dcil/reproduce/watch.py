@@ -42,6 +42,7 @@ class Watch:
         self.steps_stayed = torch.zeros((), dtype=torch.double, device=self.born.device)
         self.looks: list[tuple[int, int, Tensor]] = []  # epoch, step, (before, after) in percent
         self.chosen: int | None = None
+        self.seen: Tensor | None = None  # the masks as the last update left them
         self.epoch = 0
         self._move: Callable[[Optimizer | None], Update] = net.move
         net.move = self.move  # type: ignore[method-assign]
@@ -60,13 +61,15 @@ class Watch:
     @torch.no_grad()
     def move(self, optimizer: Optimizer | None) -> Update:
         """The net's own move, with a look at the masks before and after it."""
-        step, old = self.net.steps_done, self.masks()
+        step = self.net.steps_done
+        old = self.masks() if self.seen is None else self.seen  # nothing else moves masks
         before = top1(self.net, self.loader, self.speed) if step == self.chosen else None
         update = self._move(optimizer)
         if before is not None:
             after = top1(self.net, self.loader, self.speed)
             self.looks.append((self.epoch, step, torch.stack([before, after])))
-        self.count(old, self.masks(), step)
+        self.seen = self.masks()
+        self.count(old, self.seen, step)
         return update
 
     def count(self, old: Tensor, new: Tensor, step: int) -> None:
