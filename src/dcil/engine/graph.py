@@ -113,10 +113,10 @@ class GraphEngine:
     def loss(self, outputs: Outputs, y: Tensor) -> Tensor:
         """The method's; in one kernel where it is DCIL's and its last bit need not be torch's."""
         method, p = self.net.method, outputs["pruned"]
-        usual = isinstance(method, DCIL) and type(method).loss is DCIL.loss and p.dim() == 2
-        if not usual or loss_triton is None or not p.is_cuda or self.speed.precision == "fp32":
-            return self.net.loss(outputs, y)
-        return loss_triton.dcil_loss(p, outputs["super"], y, method.kl_at(self.net.steps_done), method.temperature)
+        kernel = loss_triton is not None and p.is_cuda and p.dim() == 2 and self.speed.precision != "fp32"
+        if kernel and isinstance(method, DCIL) and type(method).loss is DCIL.loss:
+            return loss_triton.dcil_loss(p, outputs["super"], y, method.kl_at(self.net.steps_done), method.temperature)
+        return self.net.loss(outputs, y)
 
     def note(self, loss: Tensor, outputs: Outputs, y: Tensor) -> None:
         """Count, add up, and hold on to the first loss that is not finite."""
