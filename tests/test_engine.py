@@ -22,6 +22,7 @@ from dcil.engine.flat import Flat
 from dcil.engine.ranking import Ranking, fits
 from dcil.engine.route import Fused, Plain
 from dcil.engine.sgd import SGD
+from dcil.engine.source import source
 from dcil.errors import UserError
 from dcil.train import Config, RunFolder, Trainer, train
 
@@ -139,7 +140,7 @@ def test_flat_sgd_is_torchs(momentum, nesterov, decay):
 def test_a_loss_that_is_not_finite_touches_no_weight_and_is_found(device):
     trainer = go(built("dcil", device, Speed("graph", "fp32"), "wrn-10-1"), 3)
     before = {k: v.clone() for k, v in trainer.net.named_parameters()}
-    trainer.engine.source.loader._normalize._shift.fill_(torch.nan)
+    trainer.engine.source.loader.normalize.shift.fill_(torch.nan)
     go(trainer, 2, epoch=1)
     assert all(torch.equal(before[k], v) for k, v in trainer.net.named_parameters())
     with pytest.raises(Diverged, match=r"nan at step 4\b"):
@@ -226,6 +227,17 @@ def test_recorded_updates_are_the_eager_ones(device):
         assert all(torch.equal(fast.net.masks[name], mask) for name, mask in plain.net.masks.items())
     assert all(a.changes.tolist() == b.changes.tolist() and a.changes.sum() > 0 for a, b in kept)
     assert fast.net.mover.replay is not None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_cuda_batches_made_by_the_kernel_are_the_loaders():
+    loader = data.load("digits", Path("data")).loader(100, torch.device("cuda"), 0)
+    one, two = source(loader, exact=True), source(loader, exact=False)
+    assert two.kernel and not one.kernel
+    for size, _ in zip(one.train(3), two.train(3), strict=True):
+        (x, y), (other_x, other_y) = one.batch(size), two.batch(size)
+        assert torch.equal(y, other_y)
+        assert (x - other_x).abs().max() < 1e-6
 
 
 def test_choosing():

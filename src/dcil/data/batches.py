@@ -83,8 +83,8 @@ class Normalize:
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
         spread = torch.tensor(std, device=device)
-        self._scale = 1 / (255 * spread)
-        self._shift = -torch.tensor(mean, device=device) / spread
+        self.scale = 1 / (255 * spread)
+        self.shift = -torch.tensor(mean, device=device) / spread
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        return pixels.float().mul_(self._scale).add_(self._shift).permute(0, 3, 1, 2)
+        return pixels.float().mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)

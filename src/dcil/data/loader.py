@@ -32,16 +32,16 @@ class Loader:
         self.pad, self.flip = dataset.pad, dataset.flip
         self.size: tuple[int, int] = (dataset.train.images.shape[2], dataset.train.images.shape[3])
         padded = F.pad(dataset.train.images, [self.pad] * 4)
-        self._pixels = padded.permute(0, 2, 3, 1).reshape(-1, padded.shape[1]).to(self.device)
-        self._labels = dataset.train.labels.to(self.device)
+        self.pixels = padded.permute(0, 2, 3, 1).reshape(-1, padded.shape[1]).to(self.device)
+        self.labels = dataset.train.labels.to(self.device)
         self._test_images = dataset.test.images.permute(0, 2, 3, 1).contiguous().to(self.device)
         self._test_labels = dataset.test.labels.to(self.device)
-        self._normalize = Normalize(dataset.mean, dataset.std, self.device)
+        self.normalize = Normalize(dataset.mean, dataset.std, self.device)
 
     @property
     def steps(self) -> int:
         """Optimizer steps in an epoch; the last batch may be smaller."""
-        return self.share.steps(len(self._labels))
+        return self.share.steps(len(self.labels))
 
     def draw(self, epoch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The epoch's random choices, on the CPU: the order of the images, then a top, a left and a flip per position.
@@ -51,7 +51,7 @@ class Loader:
         """
         state = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(state[0]))
-        n, places = len(self._labels), 2 * self.pad + 1
+        n, places = len(self.labels), 2 * self.pad + 1
         order = torch.randperm(n, generator=generator)
         top, left = torch.randint(places, (2, n), generator=generator)
         flip = torch.randint(2 if self.flip else 1, (n,), generator=generator)
@@ -60,7 +60,7 @@ class Loader:
     def train(self, epoch: int) -> Iterator[Batch]:
         """The training images once, each randomly cropped and flipped, in a random order."""
         drawn = torch.stack(self.draw(epoch)).to(self.device)
-        for part in self.share.slices(len(self._labels)):
+        for part in self.share.slices(len(self.labels)):
             yield self.crop(drawn[:, part])
 
     def crop(self, drawn: Tensor) -> Batch:
@@ -72,7 +72,7 @@ class Loader:
         columns = left[:, None] + torch.where(flip[:, None] == 1, width - 1 - x, x)
         lines = order[:, None] * (height + 2 * self.pad) + rows
         index = lines[:, :, None] * (width + 2 * self.pad) + columns[:, None, :]
-        return self._normalize(self._pixels[index]), self._labels[order]
+        return self.normalize(self.pixels[index]), self.labels[order]
 
     @property
     def test_size(self) -> int:
@@ -85,4 +85,4 @@ class Loader:
 
     def plain(self, part: slice | Tensor) -> Batch:
         """The test images at these places."""
-        return self._normalize(self._test_images[part]), self._test_labels[part]
+        return self.normalize(self._test_images[part]), self._test_labels[part]

@@ -64,7 +64,7 @@ class GraphEngine:
         if not self.ready:
             self.speed.apply()
             self.flat = Flat(self.net, self.optimizer)
-            self.source = source(self.loader)
+            self.source = source(self.loader, exact=self.speed.precision == "fp32")
             self.net.mover = RecordedMoves(self.net, self.flat, self.recorder)
             self.ready = True
 

@@ -11,6 +11,11 @@ from torch import Tensor
 from dcil.data import Batches, Loader
 from dcil.data.batches import Batch
 
+try:
+    from dcil.engine import crop_triton
+except ImportError:
+    crop_triton = None  # type: ignore[assignment,unused-ignore]
+
 TEST_PIXELS = 2**24  # in a batch of the evaluation
 
 
@@ -29,15 +34,18 @@ class Source(Protocol):
         """To the first batch."""
 
 
-def source(loader: Batches) -> Source:
-    return OnDevice(loader) if isinstance(loader, Loader) and loader.share.world == 1 else Streamed(loader)
+def source(loader: Batches, exact: bool) -> Source:
+    """``exact``: to the last bit as the loader itself makes them."""
+    if isinstance(loader, Loader) and loader.share.world == 1:
+        return OnDevice(loader, kernel=crop_triton is not None and loader.device.type == "cuda" and not exact)
+    return Streamed(loader)
 
 
 class OnDevice:
     """The data set and the epoch's random choices are on the device; a position there says which are next."""
 
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
+    def __init__(self, loader: Loader, kernel: bool) -> None:
+        self.loader, self.kernel = loader, kernel
         self.drawn = torch.stack(loader.draw(0)).to(loader.device)
         self.position = torch.zeros((), dtype=torch.long, device=loader.device)
         height, width = loader.size
@@ -50,7 +58,10 @@ class OnDevice:
         yield from sizes(self.drawn.shape[1], self.loader.batch)
 
     def batch(self, size: int) -> Batch:
-        batch = self.loader.crop(self.drawn.index_select(1, self.position + self.ahead[:size]))
+        if self.kernel:
+            batch = crop_triton.crop(self.loader, self.drawn, self.position, size)
+        else:
+            batch = self.loader.crop(self.drawn.index_select(1, self.position + self.ahead[:size]))
         self.position.add_(size)
         return batch
 
