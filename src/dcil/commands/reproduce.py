@@ -25,12 +25,14 @@ from dcil.reproduce.pool import Budget, Pool, Stopped
 from dcil.reproduce.session import Place, Run
 from dcil.train.memory import keep_freed_memory
 from dcil.train.progress import lines
+from dcil.train.team import alone
 
 GPU_RUNS = 4  # at once, unless --parallel says otherwise
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def main(words: Sequence[str]) -> int:
+    alone("dcil reproduce")
     parser = Parser("dcil reproduce", __doc__)
     add_options(parser)
     args = parser.parse(words)

@@ -30,6 +30,7 @@ from dcil.train import Config, RunFolder, train
 from dcil.train.loop import Progress
 from dcil.train.memory import keep_freed_memory
 from dcil.train.progress import showing_many
+from dcil.train.team import alone
 
 #: Option -> the field of the config that it lists values for, and how one is read.
 AXES: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -53,6 +54,7 @@ class Run:
 
 
 def main(words: Sequence[str]) -> int:
+    alone("dcil sweep")
     parser = Parser("dcil sweep", __doc__)
     add_options(parser)
     for option, (field, _) in AXES.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import typing
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from dcil.commands import report
 from dcil.commands.parser import Parser, device, epochs, number, pair, say, whole
 from dcil.engine.speed import ENGINES, PRECISIONS, Speed
 from dcil.errors import UserError, unknown
-from dcil.train import RECIPES, Config, RunFolder
+from dcil.train import RECIPES, Config, RunFolder, Team
 from dcil.train import train as run_training
 from dcil.train.config import granularity_named, setting
 from dcil.train.memory import keep_freed_memory
@@ -29,10 +30,30 @@ MODELS_FOR = {"digits": "resnet8-digits", "cifar10": "resnet20", "cifar100": "re
 
 
 def main(words: Sequence[str]) -> int:
+    team = Team.of(os.environ)
+    with team.planning():
+        args = read(words)
+        base, runs = plan(args)
+        team, speed, device = replace(team, local_norms=args.local_norms), speed_of(args), team.device(args.device)
+    keep_freed_memory()
+    console = Console()
+    with team.working(device):
+        for folder, config in runs:
+            run_one(console, folder, config, args.data_dir, device, speed, team)
+    if team.first:
+        finish(base, [folder.path for folder, _ in runs])
+    return 0
+
+
+def read(words: Sequence[str]) -> argparse.Namespace:
     parser = Parser("dcil train", __doc__)
     add_options(parser)
-    args = parser.parse(words)
-    speed = speed_of(args)
+    parser.add_argument("--local-norms", action="store_true", help="under torchrun: norms see one process's images")
+    return parser.parse(words)
+
+
+def plan(args: argparse.Namespace) -> tuple[Path, list[tuple[RunFolder, Config]]]:
+    """The folder of all runs, and each run."""
     flags = {name: getattr(args, name) for name in CONFIG if hasattr(args, name)}
     methods = method_names(flags.pop("method", None), flags.get("granularity"))
     base = args.out or Path("runs") / run_name(flags, args.recipe, methods)
@@ -43,12 +64,7 @@ def main(words: Sequence[str]) -> int:
         plan_run(folder, name, for_method(name or "dcil", flags, methods), args.recipe, args.resume)
         for folder, name in zip(folders, methods, strict=True)
     ]
-    keep_freed_memory()
-    console = Console()
-    for folder, config in zip(folders, configs, strict=True):
-        run_one(console, folder, config, args.data_dir, args.device, speed)
-    finish(base, [folder.path for folder in folders])
-    return 0
+    return base, list(zip(folders, configs, strict=True))
 
 
 def add_options(parser: Parser) -> None:
@@ -200,16 +216,16 @@ def override(config: Config, flags: dict[str, Any]) -> Config:
 
 
 def run_one(
-    console: Console, folder: RunFolder, config: Config, data_dir: Path, device: torch.device, speed: Speed
+    console: Console, folder: RunFolder, config: Config, data_dir: Path, device: torch.device, speed: Speed, team: Team
 ) -> None:
     label = f"{config.method} {config.sparsity:g}" if METHODS[config.method].prunes else config.method
     try:
         with showing(console, f"{label:12}", config.total_epochs) as progress:
-            summary = run_training(config, folder, data_dir, device, progress, speed)
+            summary = run_training(config, folder, data_dir, device, progress, speed, team=team)
     except KeyboardInterrupt:
         console.print(f"[bold]stopped[/]; to go on: the same command with --resume (run: {folder.path})")
         raise
-    for note in summary["notes"]:
+    for note in summary.get("notes", []):
         console.print(f"note: {note}", highlight=False)
 
 

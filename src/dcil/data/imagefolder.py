@@ -32,8 +32,10 @@ Rows = npt.NDArray[np.int64]
 
 
 def usable_cpus() -> int:
-    """The CPUs this process may use, which in a container or a batch job are not all the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The CPUs this process may use, which in a container or a batch job are not all the machine has; the processes
+    that torchrun starts on a machine share them."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, found // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 @dataclass(frozen=True, eq=False)

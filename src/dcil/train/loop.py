@@ -14,15 +14,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dcil import SparseNet, Update, data, engine, models
+from dcil import SparseNet, Update, data, models
 from dcil.data import Batches, ImageData
 from dcil.engine import ALONE, Diverged, EagerEngine, Engine, Speed
 from dcil.errors import UserError
+from dcil.train import joint
 from dcil.train.config import Config
 from dcil.train.curve import summarise
 from dcil.train.environment import environment
 from dcil.train.files import write_text, write_whole
-from dcil.train.run import RunFolder
+from dcil.train.run import Onlooker, RunFolder
+from dcil.train.team import SOLO, Team
 
 #: Called with (epochs done, fraction of the current epoch, the newest metrics or None).
 Progress = Callable[[int, float, "dict[str, Any] | None"], None]
@@ -39,14 +41,19 @@ class Trainer:
     optimizer: torch.optim.SGD
     loader: Batches
     engine: Engine
+    team: Team = SOLO
 
     @classmethod
-    def build(cls, config: Config, dataset: ImageData, device: torch.device, speed: Speed | None = None) -> Trainer:
-        if dataset.train_size % config.batch == 1:
-            raise UserError(
-                f"--batch {config.batch} leaves a last batch of one image, which norm layers cannot train on"
-            )
-        loader = dataset.loader(config.batch, device, config.seed)
+    def build(
+        cls,
+        config: Config,
+        dataset: ImageData,
+        device: torch.device,
+        speed: Speed | None = None,
+        team: Team = SOLO,
+    ) -> Trainer:
+        check_last_batch(config.batch, dataset.train_size, team)
+        loader = dataset.loader(config.batch, device, config.seed, team.rank, team.world)
         reseed(config.seed, 0)
         model = models.build(config.model, dataset.classes, dataset.shape[0]).to(device)
         net = SparseNet(model, config.build_method(loader.steps))
@@ -58,7 +65,7 @@ class Trainer:
             nesterov=config.momentum > 0,
             weight_decay=config.weight_decay,
         )
-        return cls(config, net, optimizer, loader, engine.build(net, optimizer, loader, speed or Speed()))
+        return cls(config, net, optimizer, loader, joint.build(net, optimizer, loader, speed or Speed(), team), team)
 
     def epoch(self, epoch: int, progress: Progress) -> dict[str, Any]:
         """Train through epoch number ``epoch`` (from 0) and measure. Nothing here depends on the epochs before it
@@ -100,6 +107,18 @@ class Trainer:
         return {"top1": top1, "top5": top5, "top1_super": top1_super, "sparsity": self.net.sparsity}
 
 
+def check_last_batch(batch: int, images: int, team: Team) -> None:
+    """Norm layers cannot train on one image, be it all of the last batch or a process's share of it."""
+    if images % batch == 1:
+        raise UserError(f"--batch {batch} leaves a last batch of one image, which norm layers cannot train on")
+    left = images % batch or batch
+    if team.world > 1 and team.local_norms and left < 2 * team.world:
+        raise UserError(
+            f"--batch {batch} leaves a last batch of {left} images: with --local-norms, each of {team.world} "
+            "processes needs two"
+        )
+
+
 def reseed(seed: int, stream: int) -> None:
     """Fresh random numbers that depend on (seed, stream) only, for what a model draws: initial weights, dropout."""
     state = np.random.SeedSequence((seed, stream)).generate_state(1, np.uint64)
@@ -115,18 +134,25 @@ def train(
     progress: Progress = lambda epoch, part, row: None,
     speed: Speed | None = None,
     load: Callable[[str, Path], ImageData] = data.load,
+    team: Team = SOLO,
 ) -> dict[str, Any]:
-    """Run ``config`` in ``folder``, from its checkpoint if there is one; returns the summary."""
+    """Run ``config`` in ``folder``, from its checkpoint if there is one; returns the summary.
+
+    In a ``team`` all processes call this; the first one writes, and the others return an empty summary.
+    """
     if (done := folder.summary()) is not None:
         return done
     with ALONE:  # other runs of this process draw from the same random numbers
-        dataset = load(config.dataset, data_dir)
-        trainer = Trainer.build(config, dataset, device, speed)
+        with team.one_before_the_others(device):
+            dataset = load(config.dataset, data_dir)
+        trainer = Trainer.build(config, dataset, device, speed, team)
+    folder = folder if team.first else Onlooker(folder.path)
     with folder.locked():
         if not folder.started:
             folder.create(config, trainer.net.method, dataset)
         folder.tidy()
         start = folder.restore(trainer.net, trainer.optimizer)
+        team.agree(f"the checkpoint in {folder.path}", torch.tensor(start, device=device))
         folder.rewind_metrics(start)
         for row in folder.metrics():
             progress(row["epoch"], 0.0, row)
@@ -135,7 +161,7 @@ def train(
             folder.append(row)
             folder.save(trainer.net, trainer.optimizer, epoch + 1)
             progress(epoch + 1, 0.0, row)
-        return finish(folder, trainer)
+        return finish(folder, trainer) if team.first else {}
 
 
 def finish(folder: RunFolder, trainer: Trainer) -> dict[str, Any]:
@@ -172,6 +198,8 @@ def summarize(trainer: Trainer, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "kept": sum(layer["kept"] for layer in layers.values()),
         "layers": layers,
         "notes": net.notes(),
-        "environment": environment(trainer.loader.device) | trainer.engine.speed.record(trainer.engine.name),
+        "environment": environment(trainer.loader.device)
+        | trainer.engine.speed.record(trainer.engine.name)
+        | trainer.team.record(),
         "complete": True,
     }

@@ -150,6 +150,27 @@ class RunFolder:
         return epoch
 
 
+class Onlooker(RunFolder):
+    """The folder as all processes of a team but the first see it: they read the checkpoint and write nothing."""
+
+    def create(self, config: Config, method: Method, dataset: ImageData) -> None: ...
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        yield
+
+    def tidy(self) -> None: ...
+
+    def metrics(self, epochs: int | None = None) -> list[dict[str, Any]]:
+        return []  # they may be growing just now
+
+    def append(self, row: dict[str, Any]) -> None: ...
+
+    def rewind_metrics(self, epochs: int) -> None: ...
+
+    def save(self, net: SparseNet, optimizer: Optimizer, epoch: int) -> None: ...
+
+
 @contextmanager
 def blaming(file: Path) -> Iterator[None]:
     """Whatever is wrong with the text of a file is said in one line with its name."""
