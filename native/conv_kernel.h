@@ -37,7 +37,11 @@ INLINE void add_taps(V* sums, const ConvArgs& a, const float* base, const Tap* t
 #pragma GCC unroll 4
     for (int i = 0; i < AtOnce; i++) add_tap<R, C, Step>(part + i % Ways * T, a, base, tap[i]);
   }
-  for (; tap < end; tap++) add_tap<R, C, Step>(part, a, base, *tap);
+#pragma GCC unroll 4
+  for (int i = 0; i < AtOnce - 1; i++) {
+    if (tap + i >= end) break;
+    add_tap<R, C, Step>(part + i % Ways * T, a, base, tap[i]);
+  }
 #pragma GCC unroll 32
   for (int t = 0; t < T; t++) {
     sums[t] = part[t];
@@ -53,7 +57,11 @@ INLINE void for_tiles(const ConvArgs& a, Body body) {
     for (int y = a.y0; y < a.y1; y += R) body(y + R > a.y1 ? a.y1 - R : y, x + C > a.x1 ? a.x1 - C : x);
 }
 
-INLINE const float* origin(const ConvArgs& a, int y, int x) { return a.in + y * a.row_step + x * a.column_step; }
+INLINE const float* origin(const ConvArgs& a, int y, int x) {
+  const float* p = a.in + y * a.row_step + x * a.column_step;
+  asm("" : "+r"(p));  // computed once, not in every tap
+  return p;
+}
 
 /// One block of input channels; sums rest in the scratch between blocks.
 template <int R, int C, int Step>

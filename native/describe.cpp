@@ -15,8 +15,8 @@ const char* name(Work work) {
 
 double microseconds(const Member& m, const Step& step) {
   double least = 1e30;
-  for (int i = 0; i < 4; i++) {
-    const int times = i == 0 ? 1 : 5;  // reading the clock costs a bit
+  for (int i = 0; i < 5; i++) {
+    const int times = i == 0 ? 1 : std::max(1, std::min(50, int(200 / least)));  // reading the clock costs a bit
     const double begin = worked();
     for (int k = 0; k < times; k++) run_step(m, step);
     least = std::min(least, (worked() - begin) * 1e6 / times);

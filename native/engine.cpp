@@ -20,8 +20,14 @@ Engine::Prepared& Engine::prepared(int images) {
   auto program = std::make_unique<Program>(graph_, kernels_, images, threads_);
   Team team(threads_);
   tune(*program, team, tune_seconds_);
-  const Seconds alone = time_program(*program, team, false);
-  p.together = threads_ > 1 && time_program(*program, team, true).wall < alone.wall * 0.97;
+  const Seconds alone = time_program(*program, team, Crew::Alone);
+  if (threads_ > 1) {  // threads that do not help stay out of it
+    // A little gain on an idle machine is a loss on a busy one, where everybody waits for the last at every layer.
+    p.together = time_program(*program, team, Crew::Together).wall < alone.wall * 0.88;
+    // Only a clear loss counts: on a core that somebody else keeps busy just now, groups apart take their turns.
+    for (int i = 0; i < 3 && !p.apart; i++)
+      p.apart = time_program(*program, team, Crew::Apart).wall < 1.15 * alone.wall * threads_;
+  }
   p.seconds = alone.worked / images;
   p.program = std::move(program);
   return p;
@@ -84,7 +90,7 @@ void Engine::run_groups(const Prepared& p, Runner& r, const float* in, int count
   const auto member = [&](int thread, int arena, int parts) {
     return Member{program, *r.arenas[arena], r.scratch[thread].data(), parts > 1 ? thread : 0, parts};
   };
-  if (groups >= threads_ && threads_ > 1) {  // every thread has groups of its own
+  if (groups >= threads_ && p.apart) {  // every thread has groups of its own
     std::atomic<int> next{0};
     r.team.run([&](int t) {
       for (int g = next++; g < groups; g = next++) group(g, member(t, t, 1));

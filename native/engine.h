@@ -32,6 +32,7 @@ class Engine {
   struct Prepared {
     std::unique_ptr<Program> program;
     bool together = false;  // does a team that shares every layer beat one thread?
+    bool apart = false;     // does a team whose threads have a group of images each?
     double seconds = 0;     // per image
     std::vector<std::unique_ptr<Runner>> idle;
     int runners = 0;

@@ -1,32 +1,26 @@
 #include "execute.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace dcil {
 
 namespace {
 
-struct Range {
-  int begin, end;
-};
-
-Range share(int count, const Member& m) {
-  return {int(long(count) * m.part / m.parts), int(long(count) * (m.part + 1) / m.parts)};
-}
-
 const Layout& layout(const Member& m, int value) { return *m.program.values[value].layout; }
 
-/// Fills the halo of one channel from rows [y0, y1) of its inner part.
-void exchange(const Member& m, int value, int channel, int y0, int y1) {
+/// Fills the halos of some channels (null: first, first + 1, ...) from rows [y0, y1) of their inner part.
+void exchange(const Member& m, int value, const int32_t* channels, int first, int count, Range rows) {
   const Layout& l = layout(m, value);
   if (l.moves.empty()) return;
-  float* plane = m.arena.planes(value).data + channel * l.plane();
-  m.program.kernels.exchange(plane, l.moves.data(), int(l.moves.size()), l.orders.data(), y0, y1);
+  const Move* moves = l.moves.data();
+  m.program.kernels.exchange({m.arena.planes(value), channels, first, count, moves + l.moves_of_row[rows.begin],
+                              moves + l.moves_of_row[rows.end], l.orders.data()});
 }
 
 void exchange(const Member& m, int value, Range channels) {
   const int height = m.program.values[value].geometry.height;
-  for (int c = channels.begin; c < channels.end; c++) exchange(m, value, c, 0, height);
+  exchange(m, value, nullptr, channels.begin, channels.end - channels.begin, {0, height});
 }
 
 ConvArgs conv_args(const Member& m, const Step& s) {
@@ -51,6 +45,10 @@ ConvArgs conv_args(const Member& m, const Step& s) {
   f.mask_row = long(out.geometry.width) * out.lanes.count;
   f.act = op.act;
   f.twin_act = op.twin_act;
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  const bool bounded = op.act.kind == Act::Clamp && op.act.b == infinity;
+  f.simple = !f.mask && !f.twin.data && (bounded || op.act.kind == Act::None);
+  f.low = bounded ? op.act.a : -infinity;
   return a;
 }
 
@@ -89,11 +87,10 @@ void run_blocks(const Member& m, const Step& s, ConvArgs& a, const Tile& tile) {
 template <class Entry>
 void exchange_own(const Member& m, const Step& s, const Stream<Entry>& stream, int width, Range rows) {
   const Range own = entries(m, s, stream);
-  for (int i = own.begin * width; i < own.end * width; i++) {
-    if (stream.channel[i] < 0) continue;
-    exchange(m, s.out, stream.channel[i], rows.begin, rows.end);
-    if (s.twin >= 0) exchange(m, s.twin, stream.channel[i], rows.begin, rows.end);
-  }
+  int end = own.end * width;
+  while (end > own.begin * width && stream.channel[end - 1] < 0) end--;  // the last four channels may be fewer
+  for (int value : {s.out, s.twin})
+    if (value >= 0) exchange(m, value, stream.channel.data() + own.begin * width, 0, end - own.begin * width, rows);
 }
 
 void run_conv(const Member& m, const Step& s) {
@@ -205,9 +202,10 @@ void run_mean(const Member& m, const Step& s) {
   for (int c = own.begin; c < own.end; c++) {
     m.program.kernels.plane_sum(m.arena.planes(s.in[0]), c, in.geometry.height, in.geometry.width, sums);
     for (int n = 0; n < l.images; n++) {
-      float total = 0;
-      for (int t = 0; t < tiles; t++) total += sums[n * tiles + t];
-      m.arena.value(s.out)[long(n) * in.shape.c + c] = total * share_of_one;
+      float* own_sums = sums + n * tiles;
+      for (int half = tiles / 2; half > 0; half /= 2)  // in pairs: a sum of 16 one by one would wait 16 times
+        for (int t = 0; t < half; t++) own_sums[t] += own_sums[t + half];
+      m.arena.value(s.out)[long(n) * in.shape.c + c] = own_sums[0] * share_of_one;
     }
   }
 }

@@ -13,6 +13,15 @@ struct Member {
   int part, parts;
 };
 
+struct Range {
+  int begin, end;
+};
+/// What one of several parts gets of `count` rows, channels, ...
+inline Range share(int count, int part, int parts) {
+  return {int(long(count) * part / parts), int(long(count) * (part + 1) / parts)};
+}
+inline Range share(int count, const Member& m) { return share(count, m.part, m.parts); }
+
 /// The plane a convolution's kernel sees: without halos, a 1 x 1 convolution sees one long row.
 struct Extent {
   int height, width;

@@ -35,7 +35,10 @@ INLINE void activate_all(V* v, const Activation& act) {
   if (act.kind == Act::Clamp) {
     const V low = splat(act.a), high = splat(act.b);
 #pragma GCC unroll 32
-    for (int t = 0; t < T; t++) v[t] = smaller(high, larger(low, v[t]));
+    for (int t = 0; t < T; t++) v[t] = larger(low, v[t]);
+    if (act.b == __builtin_inff()) return;
+#pragma GCC unroll 32
+    for (int t = 0; t < T; t++) v[t] = smaller(high, v[t]);
     return;
   }
   V copy[T];  // so that v itself never needs an address and stays in registers
@@ -72,6 +75,13 @@ INLINE void finish(const Finish& f, int channel, int y, int x, V* v) {
     const float* p = spot(f.residual, channel, y, x);
 #pragma GCC unroll 32
     for (int t = 0; t < R * C; t++) v[t] += load(p + (t / C) * f.residual.row + (t % C) * LANES);
+  }
+  if (f.simple) {  // most layers: nothing but a lower bound
+    const V low = splat(f.low);
+    float* p = spot(f.out, channel, y, x);
+#pragma GCC unroll 32
+    for (int t = 0; t < R * C; t++) store(p + (t / C) * f.out.row + (t % C) * LANES, larger(low, v[t]));
+    return;
   }
   activate_all<R * C>(v, f.act);
   put<R, C>(f, f.out, channel, y, x, v);

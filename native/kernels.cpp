@@ -44,20 +44,22 @@ struct Tiles {
 
 static constexpr Tile any_tile = tile<1, 1, 0>();
 
-static void exchange(float* plane, const Move* moves, int count, const int32_t* orders, int y0, int y1) {
-  for (const Move* m = moves; m < moves + count; m++) {
-    if (m->row >= 0 && (m->row < y0 || m->row >= y1)) continue;
-    const long skip = m->row < 0 ? long(y0) * m->step : 0, step = m->step;
-    const VI order = *reinterpret_cast<const VI*>(orders + m->order * LANES);
-    float* to = plane + m->to + skip;
-    const float* from = plane + m->from + skip;
-    int left = m->row < 0 ? y1 - y0 : m->count;
-    for (; left >= 2; left -= 2, to += 2 * step, from += 2 * step) {
-      const V first = permute(load(from), order), second = permute(load(from + step), order);
-      store(to, first);
-      store(to + step, second);
+/// Eight planes at a time share a move's permutation; at the end the last one may be done again, which changes nothing.
+static void exchange(const HaloArgs& h) {
+  for (int i = 0; i < h.count; i += 8) {
+    float* plane[8];
+    for (int k = 0; k < 8; k++) {
+      const int last = i + k < h.count ? i + k : h.count - 1;
+      plane[k] = h.planes.data + (h.channels ? h.channels[last] : h.first + last) * h.planes.plane;
     }
-    if (left) store(to, permute(load(from), order));
+    for (const Move* m = h.moves; m < h.end; m++) {
+      const VI order = *reinterpret_cast<const VI*>(h.orders + m->order * LANES);
+      V moved[8];
+#pragma GCC unroll 8
+      for (int k = 0; k < 8; k++) moved[k] = permute(load(plane[k] + m->from), order);
+#pragma GCC unroll 8
+      for (int k = 0; k < 8; k++) store(plane[k] + m->to, moved[k]);
+    }
   }
 }
 
@@ -103,10 +105,17 @@ static void map(const MapArgs& a) {
 }
 
 static void plane_sum(const Planes& in, int channel, int height, int width, float* lanes) {
-  V total[2] = {};
-  for (int y = 0; y < height; y++)
-    for (int x = 0; x < width; x++) total[x & 1] += load(spot(in, channel, y, x));
-  store(lanes, total[0] + total[1]);
+  V even = {}, odd = {};
+  for (int y = 0; y < height; y++) {
+    const float* row = spot(in, channel, y, 0);
+    int x = 0;
+    for (; x + 2 <= width; x += 2) {
+      even += load(row + x * LANES);
+      odd += load(row + (x + 1) * LANES);
+    }
+    if (x < width) even += load(row + x * LANES);
+  }
+  store(lanes, even + odd);
 }
 
 INLINE float dot(const float* a, const float* b, int n) {

@@ -67,6 +67,8 @@ struct Finish {
   const int32_t* mask;  // per vector: all ones inside the image; null when the sub-tiles fit exactly
   long mask_row;
   Activation act, twin_act;
+  bool simple;  // no mask, no twin, and the activation only keeps values from falling below `low`
+  float low;
 };
 
 struct ConvArgs {
@@ -107,10 +109,17 @@ struct LinearArgs {  // out[n][o] = act(bias[o] + sum_i w[o][i] in[n][i]) for o0
   Activation act;
 };
 
-/// A run of halo vectors, to[i * step] = permute(from[i * step]) with permutation `order`: part of a halo row, which
-/// comes from row `row`, or a whole halo column (row = -1). Distances in floats from pixel (0, 0).
+/// One halo vector: plane[to] = permute(plane[from]) with permutation `order`. Distances in floats from pixel (0, 0).
 struct Move {
-  int32_t to, from, step, count, order, row;
+  int32_t to, from, order;
+};
+
+struct HaloArgs {
+  Planes planes;
+  const int32_t* channels;  // which ones; null: `first`, `first` + 1, ...
+  int first, count;
+  const Move *moves, *end;
+  const int32_t* orders;
 };
 
 struct Tile {
@@ -127,8 +136,7 @@ struct KernelSet {
   const Tile* tiles_stride2;  // for two
   const Tile* tile_any;      // 1 x 1, any column_step
   int tile_count;
-  /// Fills a channel's halo from its rows [y0, y1).
-  void (*exchange)(float* plane, const Move* moves, int count, const int32_t* orders, int y0, int y1);
+  void (*exchange)(const HaloArgs&);
   /// to[i] = from[index[i]], or fill where the index is negative or not below `limit`.
   void (*gather)(float* to, const float* from, const int32_t* index, long count, int32_t limit, float fill);
   void (*pool)(const PoolArgs&);

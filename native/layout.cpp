@@ -80,25 +80,25 @@ int Layout::order_of(int dy, int dx) {
   return known_orders_[{dy, dx}] = number;
 }
 
-/// What no sub-tile holds stays zero for ever: it was written when the buffer was made.
+/// Ordered by the row they come from, so that whoever computed some rows finds their moves in one piece. What no
+/// sub-tile holds stays zero for ever: it was written when the buffer was made.
 void Layout::build_moves() {
   const Geometry& g = geometry;
+  std::vector<std::vector<Move>> from_row(size_t(g.height));
   const auto place = [&](int y, int x) { return int32_t(y * row_ + long(x) * lanes.count); };
-  for (int y = -g.top; y < g.height + g.bottom; y++) {  // halo rows, one run for each sub-tile they come from
-    const int dy = floor_div(y, g.height), from_y = y - dy * g.height;
-    if (dy == 0) continue;
-    for (int x = -g.left, end; x < g.width + g.right; x = end) {
-      const int dx = floor_div(x, g.width), order = order_of(dy, dx);
-      end = std::min((dx + 1) * g.width, g.width + g.right);
+  for (int y = -g.top; y < g.height + g.bottom; y++)
+    for (int x = -g.left; x < g.width + g.right; x++) {
+      const int dy = floor_div(y, g.height), dx = floor_div(x, g.width);
+      const int order = dy || dx ? order_of(dy, dx) : -1;
       if (order < 0) continue;
-      moves.push_back({place(y, x), place(from_y, x - dx * g.width), lanes.count, end - x, order, from_y});
+      const int from_y = y - dy * g.height, from_x = x - dx * g.width;
+      from_row[size_t(from_y)].push_back({place(y, x), place(from_y, from_x), order});
     }
+  for (const auto& row : from_row) {
+    moves_of_row.push_back(int(moves.size()));
+    moves.insert(moves.end(), row.begin(), row.end());
   }
-  for (int x = -g.left; x < g.width + g.right; x++) {  // halo columns
-    const int dx = floor_div(x, g.width), order = dx == 0 ? -1 : order_of(0, dx);
-    if (order < 0) continue;
-    moves.push_back({place(0, x), place(0, x - dx * g.width), int32_t(row_), g.height, order, -1});
-  }
+  moves_of_row.push_back(int(moves.size()));
 }
 
 }  // namespace dcil

@@ -43,7 +43,8 @@ class Layout {
   long plane() const { return plane_; }
   long row() const { return row_; }
   const int32_t* mask() const { return mask_.empty() ? nullptr : mask_.data(); }
-  std::vector<Move> moves;  // fill the halo from the inner part
+  std::vector<Move> moves;  // fill the halo from the inner part; row y feeds moves_of_row[y] to moves_of_row[y + 1]
+  std::vector<int> moves_of_row;
   Aligned<int32_t> orders;
 
  private:

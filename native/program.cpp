@@ -46,31 +46,42 @@ std::vector<int> outputs_of(const Step& s) {
 
 }  // namespace
 
-/// Values that are never alive together share memory, if their layouts are the same: then the zeros in the halos of
-/// one are the zeros of the other.
+/// Does this step read the residual for the last time, and does its output lie in memory just the same?
+bool Program::may_overwrite_residual(const Step& step, int last_read) const {
+  if (step.work != Work::Conv || step.residual < 0 || step.residual == step.in[0]) return false;
+  const Value &from = values[step.residual], &to = values[step.out];
+  return last_read == int(&step - steps.data()) && from.shape == to.shape && from.geometry == to.geometry;
+}
+
+/// A slot that is free at step `now` and lies in memory as `value` does: then the zeros in the halos of one are the
+/// zeros of the other. Otherwise a new one.
+int Program::slot_for(const Value& value, int now) {
+  for (size_t s = 0; s < slots_.size(); s++)
+    if (slots_[s].busy_until < now && slots_[s].shape == value.shape && slots_[s].geometry == value.geometry)
+      return int(s);
+  slots_.push_back({value.shape, value.geometry, 0, arena_});
+  arena_ += (value.layout->floats() + 63) / 64 * 64 + 64;
+  return int(slots_.size()) - 1;
+}
+
+/// Values that are never alive together share memory. An output that can take its residual's place does, which saves
+/// the cache a tensor.
 void Program::assign_slots() {
   std::vector<int> last(values.size(), -1);
   for (size_t i = 0; i < steps.size(); i++)
     for (int v : inputs_of(steps[i])) last[v] = int(i);
   last[output] = int(steps.size());
   const auto place = [&](int v, int now) {
-    Value& value = values[v];
-    if (value.slot >= 0) return;  // a concatenation writes its output several times
-    const int until = std::max(last[v], now);
-    for (size_t s = 0; s < slots_.size() && value.slot < 0; s++)
-      if (slots_[s].busy_until < now && slots_[s].shape == value.shape && slots_[s].geometry == value.geometry)
-        value.slot = int(s);
-    if (value.slot < 0) {
-      const long size = (value.layout->floats() + 63) / 64 * 64 + 64;
-      slots_.push_back({value.shape, value.geometry, 0, arena_});
-      arena_ += size;
-      value.slot = int(slots_.size()) - 1;
-    }
-    slots_[value.slot].busy_until = until;
+    if (values[v].slot < 0) values[v].slot = slot_for(values[v], now);  // a concatenation writes its output repeatedly
+    slots_[values[v].slot].busy_until = std::max(last[v], now);
   };
   place(0, -1);
-  for (size_t i = 0; i < steps.size(); i++)
-    for (int v : outputs_of(steps[i])) place(v, int(i));
+  for (size_t i = 0; i < steps.size(); i++) {
+    Step& step = steps[i];
+    step.in_place = step.residual >= 0 && may_overwrite_residual(step, last[step.residual]);
+    if (step.in_place) values[step.out].slot = values[step.residual].slot;
+    for (int v : outputs_of(step)) place(v, int(i));
+  }
 }
 
 long Program::scratch_floats() const {

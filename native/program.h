@@ -23,6 +23,7 @@ struct Step {
   std::vector<int> in;  // values
   int out = -1, residual = -1, twin = -1;
   int channel = 0;             // Copy: first output channel
+  bool in_place = false;       // Conv: the output overwrites the residual
   std::vector<int32_t> table;  // Gather: see gather_table; Pool: distances
   Aligned<float> scale;        // average pool
   // Linear: dense weights, or kept ones by row
@@ -61,6 +62,8 @@ class Program {
   };
   void lay_out();
   void assign_slots();
+  int slot_for(const Value& value, int now);
+  bool may_overwrite_residual(const Step& step, int last_read) const;
 
   std::vector<Slot> slots_;
   long arena_ = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <memory>
 #include <tuple>
 
 namespace dcil {
@@ -94,14 +95,18 @@ void Tuner::try_one(Step& step, const Choice& choice, int runs) {
   trials_.push_back({choice, measure(step, runs, false, fastest)});
 }
 
-/// Tiles no larger than the plane.
+/// Do tiles cover a plane? Where the output overwrites the residual they may not overlap: it would be added twice.
+bool fits(const Tile& tile, int rows, int columns, bool in_place) {
+  if (tile.rows > rows || tile.columns > columns) return false;
+  return !in_place || (rows % tile.rows == 0 && columns % tile.columns == 0);
+}
+
 std::vector<int> Tuner::fitting_tiles(const Step& step) const {
   const Extent plane = extent(p_, step);
-  const Tile* tiles = p_.kernels.tiles;
   std::vector<int> fit;
   if (step.op->window.sx > 2) return {0};
   for (int i = 0; i < p_.kernels.tile_count; i++)
-    if (tiles[i].rows <= plane.height && tiles[i].columns <= plane.width) fit.push_back(i);
+    if (fits(p_.kernels.tiles[i], plane.height, plane.width, step.in_place)) fit.push_back(i);
   return fit;
 }
 
@@ -166,12 +171,17 @@ Choice Tuner::standard(const Step& step) const {
   return c;
 }
 
-/// Does every thread's share of the rows hold a tile?
+/// Do tiles cover every thread's share of the rows?
 bool Tuner::rows_suffice(const Step& step) const {
   const Geometry& g = p_.values[step.out].geometry;
   const Tile& tile = p_.kernels.tiles[step.choice.tile];
-  const int rows = g.height / team_.size();
-  return rows > 0 && (extent(p_, step).one_row ? rows * g.width >= tile.columns : rows >= tile.rows);
+  const bool one_row = extent(p_, step).one_row;
+  for (int part = 0; part < team_.size(); part++) {
+    const Range own = share(g.height, part, team_.size());
+    const int rows = own.end - own.begin;
+    if (!fits(tile, one_row ? rows > 0 : rows, one_row ? rows * g.width : g.width, step.in_place)) return false;
+  }
+  return true;
 }
 
 /// With several threads: alone, by rows or by output channels, whichever is fastest.
@@ -200,7 +210,7 @@ Key Tuner::key(const Step& s) const {
   int bits = 0;  // kept weights to a quarter of a power of two
   for (double n = double(s.op->weight.size()) + 1; n > 1; n /= 1.19) bits++;
   return {in.shape.c, out.shape.c, w.kh * 100 + w.kw, w.sy * 100 + w.sx, out.geometry.height, out.geometry.width,
-          bits, int(in.row()), s.op->groups + 100000 * int(s.residual >= 0) + 200000 * int(s.twin >= 0)};
+          bits, int(in.row()), s.op->groups + 100000 * (int(s.residual >= 0) + int(s.in_place) + 3 * int(s.twin >= 0))};
 }
 
 void Tuner::conv(Step& step) {
@@ -255,20 +265,24 @@ void run_steps(const Member& m, Team& team) {
   }
 }
 
-Seconds time_program(const Program& program, Team& team, bool together) {
-  Arena arena(program);
+Seconds time_program(const Program& program, Team& team, Crew crew) {
+  std::vector<std::unique_ptr<Arena>> arenas;
+  for (int i = 0; i < (crew == Crew::Apart ? team.size() : 1); i++) arenas.push_back(std::make_unique<Arena>(program));
   std::vector<Aligned<float>> scratch(size_t(team.size()), Aligned<float>(size_t(program.scratch_floats())));
-  const auto job = [&](int part) {
-    run_steps({program, arena, scratch[size_t(part)].data(), part, together ? team.size() : 1}, team);
+  const auto job = [&](int thread) {
+    const bool together = crew == Crew::Together;
+    const Arena& arena = *arenas[crew == Crew::Apart ? size_t(thread) : 0];
+    float* const own = scratch[size_t(thread)].data();
+    run_steps({program, arena, own, together ? thread : 0, together ? team.size() : 1}, team);
   };
   Seconds least{1e30, 1e30};
   const double begin = now();
   for (int i = 0; i < 20 && (i < 2 || now() - begin < 0.1); i++) {
     const double wall = now(), work = worked();
-    if (together)
-      team.run(job);
-    else
+    if (crew == Crew::Alone)
       job(0);
+    else
+      team.run(job);
     least = {std::min(least.wall, now() - wall), std::min(least.worked, worked() - work)};
   }
   return least;

@@ -12,11 +12,13 @@ double worked();
 /// sensible default.
 void tune(Program& program, Team& team, double seconds);
 
-/// The smallest of a few runs on one group of images; `together`: the team shares every layer.
+/// The smallest of a few runs: one thread on one group of images, a team that shares every layer of one group, or a
+/// team whose every thread has a group of its own.
+enum class Crew { Alone, Together, Apart };
 struct Seconds {
   double wall, worked;  // worked: on the caller's thread
 };
-Seconds time_program(const Program& program, Team& team, bool together);
+Seconds time_program(const Program& program, Team& team, Crew crew);
 
 /// One line per step: shapes, choice, microseconds and, for convolutions, GFLOP/s of kept weights.
 std::string describe(const Program& program);

@@ -4,12 +4,17 @@
 // here may have external linkage outside namespace ISA, or the linker could pick a copy the CPU cannot run.
 #pragma once
 #include <cstdint>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 namespace ISA {
 
-typedef float V __attribute__((vector_size(LANES * 4), may_alias));
-typedef int32_t VI __attribute__((vector_size(LANES * 4), may_alias));
-typedef float VU __attribute__((vector_size(LANES * 4), may_alias, aligned(4)));  // may start anywhere
+// A vector may stand for the floats it covers (both compilers say so), but for nothing else: with `may_alias` every
+// store would make the kernels read their arguments again.
+typedef float V __attribute__((vector_size(LANES * 4)));
+typedef int32_t VI __attribute__((vector_size(LANES * 4)));
+typedef float VU __attribute__((vector_size(LANES * 4), aligned(4)));  // may start anywhere
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -22,7 +27,10 @@ INLINE V smaller(V a, V b) { return a < b ? a : b; }
 
 /// Lanes of `v` in the order `from`; a negative entry gives 0.
 INLINE V permute(V v, VI from) {
-#if defined(__clang__)
+#if defined(__AVX512F__)
+  const __mmask16 some = _mm512_cmpge_epi32_mask((__m512i)from, _mm512_setzero_si512());
+  return (V)_mm512_maskz_permutexvar_ps(some, (__m512i)from, (__m512)v);
+#elif defined(__clang__)
   V r = {};
   for (int l = 0; l < LANES; l++) r[l] = from[l] < 0 ? 0.0f : v[from[l]];
   return r;

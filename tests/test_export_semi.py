@@ -1,6 +1,9 @@
-"""2:4: what counts as it, how it is packed, why a layer stays dense. What needs a GPU is measured, not tested."""
+"""2:4: what counts as it, how it is packed, why a layer stays dense. What needs a GPU is run here with a stand-in."""
 
 from __future__ import annotations
+
+import copy
+import json
 
 import pytest
 import torch
@@ -9,10 +12,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
+from dcil.bench import semi
+from dcil.commands.bench_infer import bench_infer
 from dcil.errors import UserError
-from dcil.export import export, load_semi, read_semi, to_semi_structured
+from dcil.export import SemiStructured, export, load_semi, read_semi, to_semi_structured
 from dcil.export.checksum import save_checked
-from dcil.export.semi import FORMAT, order_of, pack, unpack, why_not
+from dcil.export.semi import BACKENDS, FORMAT, Pointwise, coverage, order_of, pack, unpack, why_not
 
 
 @torch.no_grad()
@@ -91,13 +96,125 @@ def test_wrong_files_are_refused(tmp_path):
 
 
 def test_why_a_layer_stays_dense():
-    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(60, 64)).half()
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(72, 64)).half()
     two_four(model[2].weight)
     two_four(model[3].weight)
     left = to_semi_structured(model).left
-    assert "Conv2d" in left["0"]
+    assert "not in a 3 x 3 Conv2d" in left["0"]
     assert "not 2:4" in left["1"]
     assert "GPU" in left["2"]
-    assert "multiple of 32 x 64" in left["3"]
+    assert "multiple of 16 x 16" in left["3"]
+    assert "multiple of 32 x 64" in to_semi_structured(model, "cutlass").left["3"]
     assert why_not(model[2], model[2].weight, device=False) is None
     assert "float32" in why_not(model[2].float(), model[2].weight)
+
+
+def dense_in_place_of(backend, monkeypatch):
+    """Stands for the GPU's tensors: the weights as they are, if they are what the GPU would take."""
+
+    class Backend(BACKENDS[backend]):
+        @classmethod
+        def from_dense(cls, weight):
+            assert weight.ndim == 2
+            assert weight.is_contiguous()
+            return weight.clone()
+
+    monkeypatch.setitem(BACKENDS, backend, Backend)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+
+
+@pytest.mark.parametrize("backend", list(BACKENDS))
+def test_linear_and_one_by_one_layers_are_converted(backend, monkeypatch):
+    model = nn.Sequential(
+        nn.Conv2d(64, 64, 1, stride=2),
+        nn.ReLU(),
+        nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.Conv2d(64, 32, 1, bias=False)),
+        nn.Flatten(),
+        nn.Linear(128, 64),
+    ).to(torch.bfloat16)
+    for layer in (model[0], model[2][1], model[4]):
+        two_four(layer.weight)
+    x = torch.randn(3, 64, 3, 4).to(torch.bfloat16)
+    want = model(x)
+    dense_in_place_of(backend, monkeypatch)
+    made = to_semi_structured(model, backend)
+    assert made.converted == ["0", "2.1", "4"]
+    assert list(made.left) == ["2.0"]
+    torch.testing.assert_close(made.model(x), want)
+    assert made.model.state_dict().keys() == model.state_dict().keys()
+    assert coverage(model) == (made.converted, {})
+    with pytest.raises(UserError, match="did you mean 'cutlass'"):
+        to_semi_structured(model, "cutlas")
+
+
+def test_a_single_layer_is_converted(monkeypatch):
+    conv = nn.Conv2d(64, 64, 1).half()
+    two_four(conv.weight)
+    dense_in_place_of("cusparselt", monkeypatch)
+    assert isinstance(to_semi_structured(conv).model, Pointwise)
+
+
+class Clock:
+    """In place of torch.cuda.Event: every pair is 3 ms apart."""
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        return 3.0
+
+
+def without_a_gpu(monkeypatch):
+    """The benchmark with stand-ins for what only a GPU has; CUTLASS refuses to run and cuSPARSELt to be recorded."""
+
+    def made(dense, backend):
+        model = copy.deepcopy(dense)
+        if backend == "cutlass":
+            model.forward = lambda x: 1 / 0
+        return SemiStructured(model, [""], {})
+
+    def graphs(actions, calls, notes):
+        notes["cusparselt"] = "no CUDA graph: no"
+        return {"dense": lambda: 100.0}
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", Clock)
+    monkeypatch.setattr(semi, "to_semi_structured", made)
+    monkeypatch.setattr(semi, "_graphs", graphs)
+
+
+def test_the_benchmark_says_where_it_pays_and_what_did_not_run(monkeypatch, capsys):
+    without_a_gpu(monkeypatch)
+    rows = semi.measure_semi([(64, 32)], [2], 1, ["bf16"], device="cpu")
+    dense, lt, cutlass = rows
+    assert (dense.call_us, dense.kernel_us, dense.error) == (150.0, 100.0, 0.0)
+    assert (lt.call_faster, lt.kernel_faster, lt.error) == (1.0, None, 0.0)
+    assert (cutlass.call_us, cutlass.note) == (None, "division by zero")
+    said = semi.verdict(rows)
+    assert said[0].startswith("cusparselt, call time: faster in 0 of 1 cases, slower in 0; best 1.00 x (64 -> 32")
+    assert said[1:] == ["cusparselt: no CUDA graph: no (1 cases)", "cutlass: division by zero (1 cases)"]
+
+    monkeypatch.setattr(semi, "measure_semi", lambda shapes, batches, rounds: rows)
+    monkeypatch.setattr("dcil.commands.bench_infer.environment", lambda device: {"gpu": "none"})
+    assert bench_infer(["--semi-structured", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["timings"][1]["form"] == "cusparselt"
+    assert bench_infer(["--semi-structured"]) == 0
+    assert "64 -> 32" in capsys.readouterr().out
+
+
+def test_the_benchmark_needs_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="GPU"):
+        semi.measure_semi()
+
+
+def test_the_layers_of_the_benchmark_are_two_four():
+    layer = semi.two_four_layer(64, 32, torch.float16, "cpu")
+    assert order_of(layer.weight) == "stored"
+    assert int(layer.weight.count_nonzero()) == 32 * 32

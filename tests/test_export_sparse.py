@@ -75,11 +75,14 @@ def test_any_bytes_decode_within_bounds_or_are_refused(low, unary, k, kept, n):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-@pytest.mark.parametrize("sparsity", [0.9, 0.95, 0.99])
-def test_round_trip_and_size(sparsity, dtype, tmp_path):
-    model = sparse_model(sparsity=sparsity)
+@pytest.mark.parametrize(
+    ("name", "sparsity"), [("resnet20", 0.9), ("resnet20", 0.95), ("resnet20", 0.99), ("wrn-28-2", 0.95)]
+)
+def test_round_trip_and_size(name, sparsity, dtype, tmp_path):
+    """Within 15 % of the bound that knows each layer's own density, which here go from 2 % to 60 % and more."""
+    model = sparse_model(name, sparsity)
     written = export(model, "sparse", tmp_path / "m.dcil", dtype=dtype)
-    other = load_sparse(written.file, models.build("resnet20"))
+    other = load_sparse(written.file, models.build(name))
     if dtype == "fp32":
         assert same(other.state_dict(), model.state_dict())
     else:

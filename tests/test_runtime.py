@@ -133,11 +133,12 @@ def test_residual_networks(name, isa):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("isa", SETS)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_every_batch_size(threads):
+def test_every_batch_size(threads, isa):
     torch.manual_seed(3)
     module, x = pruned(models.build("resnet8-digits")), torch.randn(70, 3, 11, 9)
-    plan, want = quick(lower(module, x), threads), module(x)
+    plan, want = quick(lower(module, x), threads, isa), module(x)
     for n in range(1, 71):
         assert difference(plan(x[:n].numpy()), want[:n]) < TOLERANCE, n
     assert plan(x[:0].numpy()).shape == (0, 10)

@@ -75,8 +75,11 @@ def instruction_set(wanted: str = "") -> str | None:
     return name.decode() if name else None
 
 
+_Message = ctypes.c_char * ERROR_SIZE
+
+
 def message() -> Any:
-    return ctypes.create_string_buffer(ERROR_SIZE)
+    return _Message()
 
 
 def text_of(error: Any) -> str:

@@ -6,6 +6,8 @@ that too.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
 import os
 import statistics
@@ -17,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -29,11 +32,11 @@ from dcil.train.environment import environment
 
 @dataclass(frozen=True)
 class Case:
-    """A network with zeros in it, one batch size, one thread count."""
+    """A network under one or more masks, one batch size, one thread count. Dense engines run the first: to them a zero
+    is a number like any other."""
 
     name: str
-    masks: str
-    model: nn.Module
+    models: dict[str, nn.Module]  # by what its masks are called
     x: Tensor
     threads: int
 
@@ -42,9 +45,11 @@ class Case:
 class Timing:
     """Milliseconds per batch: the median of the rounds' medians, and the least of all, which says more when busy.
 
-    ``error`` is relative to torch; ``failed`` says why an engine did not run.
+    ``masks`` is empty for dense engines, ``error`` relative to torch; ``failed`` says why an engine did not run.
     """
 
+    engine: str
+    masks: str
     ms: float = float("nan")
     least: float = float("nan")
     rounds: list[float] = field(default_factory=list)
@@ -84,30 +89,36 @@ def densities(weights: Sequence[Tensor], masks: str, density: float) -> list[flo
         full |= more
 
 
-def measure(case: Case, engines: dict[str, Make], rounds: int) -> dict[str, Timing]:
+def measure(case: Case, engines: dict[str, Make], rounds: int) -> list[Timing]:
     """All engines take turns, so that whatever else the machine does hits all of them."""
     torch.set_num_threads(case.threads)
-    with torch.no_grad():
-        want = case.model(case.x).numpy()
-    timings: dict[str, Timing] = {}
-    runs: dict[str, Run] = {}
+    timings: list[Timing] = []
+    runs: list[tuple[Timing, Run]] = []
     for name, make in engines.items():
-        timings[name] = Timing()
-        try:
-            runs[name] = make(case.model, case.x, case.threads)
-            got = np.asarray(runs[name]())
-            timings[name].error = float(np.abs(got - want).max() / np.abs(want).max())
-        except Exception as error:  # whatever a missing or broken engine raises: it is left out and says why
-            runs.pop(name, None)
-            timings[name].failed = f"{type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"
+        for masks in case.models if name in SPARSE else [next(iter(case.models))]:
+            timings.append(Timing(name, masks if name in SPARSE else ""))
+            try:
+                runs.append((timings[-1], started(make, case, masks, timings[-1])))
+            except Exception as error:  # whatever a missing or broken engine raises: it is left out and says why
+                said = str(error).splitlines()[0][:80] if str(error) else ""
+                timings[-1].failed = f"{type(error).__name__}: {said}"
     for _ in range(rounds):
-        for name, run in runs.items():
+        for timing, run in runs:
             median, least = clock(run)
-            timings[name].rounds.append(median)
-            timings[name].least = min(least, timings[name].least) if len(timings[name].rounds) > 1 else least
-    for name in runs:
-        timings[name].ms = statistics.median(timings[name].rounds)
+            timing.rounds.append(median)
+            timing.least = min(least, timing.least) if len(timing.rounds) > 1 else least
+    for timing, _run in runs:
+        timing.ms = statistics.median(timing.rounds)
     return timings
+
+
+def started(make: Make, case: Case, masks: str, timing: Timing) -> Run:
+    """The engine, after a first run that is compared with torch."""
+    with torch.no_grad():
+        want = case.models[masks](case.x).numpy()
+    run = make(case.models[masks], case.x, case.threads)
+    timing.error = float(np.abs(np.asarray(run()) - want).max() / np.abs(want).max())
+    return run
 
 
 def clock(run: Callable[[], Any], at_least: float = 0.1) -> tuple[float, float]:
@@ -122,48 +133,57 @@ def clock(run: Callable[[], Any], at_least: float = 0.1) -> tuple[float, float]:
     return statistics.median(times), min(times)
 
 
-def best_dense(timings: dict[str, Timing]) -> tuple[float, float]:
+def best_dense(timings: Sequence[Timing]) -> tuple[float, float]:
     """The fastest dense fp32 engine's median and least time."""
-    ran = [t for name, t in timings.items() if name in DENSE and not t.failed]
+    ran = [t for t in timings if t.engine in DENSE and not t.failed]
     nothing = float("nan")
     return min((t.ms for t in ran), default=nothing), min((t.least for t in ran), default=nothing)
 
 
-def run(cases: Sequence[Case], engines: Sequence[str], rounds: int, out: Path | None) -> None:
-    """Measure every case and print a table; ``out`` gets everything as JSON."""
+def run(
+    cases: Sequence[Case], engines: Sequence[str], rounds: int, out: Path | None, show: bool = True
+) -> list[dict[str, Any]]:
+    """Measure every case and print its table; ``out`` gets everything as JSON."""
     console, every = Console(), {**SPARSE, **DENSE, **INT8}
     records: list[dict[str, Any]] = []
     for case in cases:
         timings = measure(case, {name: every[name] for name in engines}, rounds)
-        console.print(table_of(case, timings))
+        if show:
+            console.print(table_of(case, timings))
+            for timing in (t for t in timings if t.failed):
+                console.print(f"{timing.engine} {timing.masks} did not run: {timing.failed}", highlight=False)
         records.append(record_of(case, timings))
         if out:  # after every case, so that a long run that is interrupted leaves what it has
-            machine = {**environment(torch.device("cpu")), "isa": instruction_set(), "load": os.getloadavg()}
-            out.write_text(json.dumps({"machine": machine, "cases": records}, indent=1))
+            out.write_text(json.dumps({"machine": machine(), "cases": records}, indent=1))
+    return records
 
 
-def table_of(case: Case, timings: dict[str, Timing]) -> Table:
-    title = f"{case.name}, {case.masks}, batch {len(case.x)}, {case.threads} thread{'s' * (case.threads > 1)}"
-    table = Table("engine", "ms", "least ms", "x best dense fp32", "by least", "error", title=title)
+def machine() -> dict[str, Any]:
+    """Where the numbers come from: hardware, load, and the version of every engine that is installed."""
+    versions = {}
+    for package in ("torch", "onnxruntime", "openvino", "deepsparse"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    where = environment(torch.device("cpu"))
+    return {**where, "kernels": instruction_set(), "load": os.getloadavg(), "versions": versions}
+
+
+def table_of(case: Case, timings: Sequence[Timing]) -> Table:
+    title = f"{case.name}, batch {len(case.x)}, {case.threads} thread{'s' * (case.threads > 1)}"
+    table = Table(box=SIMPLE, padding=0, title=title)
+    for column in ("engine", "masks", "ms", "least ms", "x best dense fp32", "by least", "error"):
+        table.add_column(column, no_wrap=True)
     best, best_least = best_dense(timings)
-    for name, timing in timings.items():
-        if timing.failed:
-            table.add_row(name, "", "", timing.failed)
-        else:
-            ratios = f"{best / timing.ms:.2f}", f"{best_least / timing.least:.2f}"
-            table.add_row(name, f"{timing.ms:.3f}", f"{timing.least:.3f}", *ratios, f"{timing.error:.0e}")
+    for t in (t for t in timings if not t.failed):
+        ratios = f"{best / t.ms:.2f}", f"{best_least / t.least:.2f}"
+        table.add_row(t.engine, t.masks, f"{t.ms:.3f}", f"{t.least:.3f}", *ratios, f"{t.error:.0e}")
     return table
 
 
-def record_of(case: Case, timings: dict[str, Timing]) -> dict[str, Any]:
+def record_of(case: Case, timings: Sequence[Timing]) -> dict[str, Any]:
     best, best_least = best_dense(timings)
-    return {
-        "network": case.name,
-        "masks": case.masks,
-        "batch": len(case.x),
-        "threads": case.threads,
-        "best_dense_ms": best,
-        "ratios": {name: best / t.ms for name, t in timings.items() if not t.failed},
-        "ratios_least": {name: best_least / t.least for name, t in timings.items() if not t.failed},
-        "engines": {name: asdict(t) for name, t in timings.items()},
-    }
+    rows = [
+        {**asdict(t), **({} if t.failed else {"ratio": best / t.ms, "ratio_least": best_least / t.least})}
+        for t in timings
+    ]
+    return {"network": case.name, "batch": len(case.x), "threads": case.threads, "best_dense_ms": best, "rows": rows}

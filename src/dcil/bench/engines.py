@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dcil.export.program import quiet
 from dcil.runtime import compile_plan
 
 #: Runs the batch once and gives the output.
@@ -115,7 +116,8 @@ def quantized_file(model: nn.Module, x: Tensor) -> Iterator[Path]:
     with onnx_file(model, x) as file:
         small = file.with_name("int8.onnx")
         kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
-        quantize_static(file, small, Noise(), quant_format=QuantFormat.QDQ, per_channel=True, **kinds)
+        with quiet():
+            quantize_static(file, small, Noise(), quant_format=QuantFormat.QDQ, per_channel=True, **kinds)
         yield small
 
 

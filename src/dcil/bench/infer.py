@@ -21,7 +21,6 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from dcil.account import account
-from dcil.errors import UserError
 from dcil.export import compact
 from dcil.export.onnx import session, write_onnx
 
@@ -212,58 +211,3 @@ def table(timings: Sequence[Timing]) -> Table:
 
 def records(timings: Sequence[Timing]) -> list[dict[str, Any]]:
     return [asdict(timing) for timing in timings]
-
-
-# -- 2:4 on the GPU --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SemiTiming:
-    """One Linear layer, dense and 2:4; ``ratio`` above 1 = 2:4 is faster."""
-
-    inputs: int
-    outputs: int
-    batch: int
-    dense_ms: float
-    sparse_ms: float
-    ratio: float
-    error: float
-
-
-def measure_semi(sizes: Sequence[int], batches: Sequence[int], rounds: int, dtype: torch.dtype) -> list[SemiTiming]:
-    """Square Linear layers of each size at each batch, dense and as torch's 2:4 tensors in turns, on the GPU."""
-    from dcil.export.semi import to_semi_structured
-
-    if not torch.cuda.is_available():
-        raise UserError("2:4 runs on the sparse tensor cores of a GPU; there is none here")
-    timings: list[SemiTiming] = []
-    for size in sizes:
-        dense = nn.Linear(size, size, bias=True).cuda().to(dtype).eval()
-        with torch.no_grad():
-            groups = dense.weight.view(-1, 4)
-            groups.scatter_(1, groups.abs().argsort(1)[:, :2], 0)
-        made = to_semi_structured(dense)
-        if made.left:
-            raise UserError(f"torch cannot run a {size} x {size} layer as 2:4: {'; '.join(made.left.values())}")
-        for batch in batches:
-            x = torch.randn(batch, size, device="cuda", dtype=dtype)
-            actions = {"dense": _eager(dense, x), "2:4": _eager(made.model, x)}
-            ms = {t.form: t.ms for t in _compare(actions, "cuda", 0, batch, rounds)}
-            with torch.inference_mode():
-                error = float((dense(x) - made.model(x)).abs().max())
-            timings.append(SemiTiming(size, size, batch, ms["dense"], ms["2:4"], ms["dense"] / ms["2:4"], error))
-    return timings
-
-
-def semi_table(timings: Sequence[SemiTiming]) -> Table:
-    out = Table("layer", "batch", "dense ms", "2:4 ms", "times faster", "largest difference")
-    for t in timings:
-        out.add_row(
-            f"{t.inputs} -> {t.outputs}",
-            str(t.batch),
-            f"{t.dense_ms:.4f}",
-            f"{t.sparse_ms:.4f}",
-            f"{t.ratio:.2f}",
-            f"{t.error:.1e}",
-        )
-    return out

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dcil.bench import step, train
-from dcil.commands.bench_cpu import bench_cpu
 from dcil.commands.bench_infer import bench_infer
 from dcil.commands.parser import Parser, device, epochs, positive
 from dcil.errors import unknown
@@ -42,7 +41,6 @@ BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "step": bench_step,
     "train": bench_train,
     "infer": bench_infer,
-    "cpu": bench_cpu,
 }
 
 

@@ -11,20 +11,25 @@ semi-structured      2:4 weights, half the size; dcil.export.to_semi_structured 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from dcil import SparseNet
 from dcil.account import Cost, account
 from dcil.commands.evaluate import cost_table, finished, layer_table
 from dcil.commands.parser import Parser, say, whole
-from dcil.errors import UserError, unknown
-from dcil.export import BLOCKS, DTYPES, FORMATS, PROGRAMS, Written, compact, export
+from dcil.errors import UserError
+from dcil.export import BLOCKS, FORMATS, PROGRAMS, Compact, Written, check_target, check_words, compact, export
+from dcil.export.semi import coverage
 from dcil.train import RunFolder
+
+#: What a run goes on from and is read by; an export must not take its place.
+OF_THE_RUN = ("config.json", "metrics.jsonl", "checkpoint.safetensors", "checkpoint.json", "summary.json", ".lock")
 
 
 def main(words: Sequence[str]) -> int:
@@ -37,14 +42,12 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--compact", action="store_true", help="with --to onnx: the smaller network")
     parser.add_argument("--block", type=whole, default=None, help="compact channel counts in multiples (1; onnx: 8)")
     args = parser.parse(words)
-    if args.to not in FORMATS and args.to not in PROGRAMS:
-        raise unknown("export format", args.to, [*FORMATS, *PROGRAMS])
-    if args.dtype is not None and args.dtype not in DTYPES:
-        raise unknown("dtype", args.dtype, DTYPES)
-    if args.out.is_dir():
-        raise UserError(f"--out {args.out} is a folder; give the name of a file")
+    check_words(args.to, args.dtype, args.compact, args.block)
+    check_target(args.out)
     folder = RunFolder(args.run)
     net, config, shape = folder.load(), folder.config(), folder.record()["shape"]
+    if args.out.resolve().parent == args.run.resolve() and args.out.name in [*OF_THE_RUN, "model.safetensors"]:
+        raise UserError(f"--out {args.out} is a file of the run itself; give another name")
     notes = {
         "method": config.method,
         "sparsity": str(net.sparsity),
@@ -54,7 +57,7 @@ def main(words: Sequence[str]) -> int:
         "run": str(args.run.resolve().name),
     }
     model = finished(net)
-    images = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     written = export(model, args.to, args.out, notes, images, dtype=args.dtype, small=args.compact, block=args.block)
     cost = account(model, images[:1])
     small = None
@@ -62,11 +65,21 @@ def main(words: Sequence[str]) -> int:
         small = compact(model, images[:1], BLOCKS[args.to] if args.block is None else args.block)
     after = account(small.model, images[:1]) if small else None
     show(net, cost, after, args.to, written)
-    for line in small.left if small else []:
-        say(f"left as it was: {line}")
-    if after and after.parameters == cost.parameters:
-        say("no filter is dead, so the compact network is as large as the dense one; train with --granularity filter")
+    for line in remarks(model, args.to, small, after is not None and after.parameters == cost.parameters):
+        say(line)
     return 0
+
+
+def remarks(model: nn.Module, to: str, small: Compact | None, as_large: bool) -> Iterator[str]:
+    """What the tables do not say."""
+    yield from (f"left as it was: {line}" for line in (small.left if small else []))
+    if as_large:
+        yield "no filter is dead, so the compact network is as large as the dense one; train with --granularity filter"
+    if to == "semi-structured":
+        runs, left = coverage(model)
+        yield f"2:4 layers that torch runs on a GPU's sparse units: {', '.join(runs) or 'none'}"
+        for why in dict.fromkeys(left.values()):
+            yield f"stays dense there, {why}: {', '.join(name for name in left if left[name] == why)}"
 
 
 def show(net: SparseNet, cost: Cost, small: Cost | None, to: str, written: Written) -> None:
@@ -87,7 +100,7 @@ def size_table(to: str, written: Written) -> Table:
     table.add_row("dense fp32", f"{written.dense:,}", "1.000", "")
     bound = f"{written.bound:,}", f"{written.bound / written.dense:.3f}", "1.000"
     if to in ("sparse", "semi-structured"):
-        table.add_row("entropy of the masks + values", *bound)
+        table.add_row("values + entropy of each mask", *bound)
     over = f"{written.size / written.bound:.3f}" if to in ("sparse", "semi-structured") else ""
     table.add_row(to, f"{written.size:,}", f"{written.size / written.dense:.3f}", over)
     return table

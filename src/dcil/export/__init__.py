@@ -7,7 +7,7 @@ holds a network that runs by itself and is checked by running it: it must comput
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from dcil import SparseNet
 from dcil.errors import UserError, unknown
 from dcil.export.carry import carry_optimizer
 from dcil.export.cpu import run_cpu, write_cpu
@@ -25,6 +26,7 @@ from dcil.export.program import run_program, write_program
 from dcil.export.semi import SemiStructured, load_semi, read_semi, to_semi_structured, write_semi
 from dcil.export.shrink import Compact, compact
 from dcil.export.sparse import entropy_bound, load_sparse, read_sparse, write_sparse
+from dcil.export.verify import Inputs, alike, computed, distance, inputs_of, one_more, reason, size_of
 from dcil.train.files import write_whole
 
 __all__ = [
@@ -37,6 +39,8 @@ __all__ = [
     "SemiStructured",
     "Written",
     "carry_optimizer",
+    "check_target",
+    "check_words",
     "compact",
     "export",
     "load_semi",
@@ -54,15 +58,15 @@ FORMATS: dict[str, tuple[Callable[[State, Path, dict[str, str]], None], Callable
     "sparse": (write_sparse, read_sparse),
     "semi-structured": (write_semi, read_semi),
 }
-Write = Callable[[nn.Module, Tensor, Path, dict[str, str]], None]
+Write = Callable[[nn.Module, Inputs, Path, dict[str, str]], None]
 #: Program format -> how it is written, how it is run, and how far its outputs may be from the source's.
-PROGRAMS: dict[str, tuple[Write, Callable[[Path, Tensor], Tensor], float]] = {
+PROGRAMS: dict[str, tuple[Write, Callable[[Path, Inputs], list[Tensor]], float]] = {
     "compact": (write_program, run_program, 1e-5),
     "onnx": (write_onnx, run_onnx, 1e-4),
     "cpu": (write_cpu, run_cpu, 1e-5),
 }
-#: Program format -> the block of its compact networks.
-BLOCKS = {"compact": 1, "onnx": 8, "cpu": 1}
+#: Program format with a compact form -> the block of its compact networks.
+BLOCKS = {"compact": 1, "onnx": 8}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -82,8 +86,8 @@ def export(
     model: nn.Module,
     to: str,
     out: Path | str,
-    notes: dict[str, str] | None = None,
-    example: Tensor | None = None,
+    notes: Mapping[str, str] | None = None,
+    example: Tensor | Inputs | None = None,
     *,
     dtype: str | None = None,
     small: bool = False,
@@ -91,37 +95,64 @@ def export(
 ) -> Written:
     """Write a finalized ``model`` in the format ``to``; the file appears only if it proves equal.
 
-    example    a batch of inputs, needed by the program formats and used to report what ``dtype`` costs
+    example    a batch of inputs (several in a tuple), needed by programs, and used to report what ``dtype`` costs
     dtype      "fp16" or "bf16": weights of at least two dimensions in that precision (state formats)
     small      the compact network instead of the masked one ("onnx"; "compact" always is)
     block      of the compact network, see `compact`; default: 1 for "compact", 8 for "onnx", which needs it for speed
     """
+    out, compacts = Path(out), small or to == "compact"
+    check_words(to, dtype, small, block)
+    check_target(out)
+    if not isinstance(model, nn.Module) or isinstance(model, SparseNet):
+        what = "its finalize() gives the network" if isinstance(model, SparseNet) else "no network"
+        raise UserError(f"{type(model).__name__} cannot be exported: {what}")
+    inputs = None if example is None else inputs_of(example)
+    if to in PROGRAMS and inputs is None:
+        raise UserError(f"{to} needs an example input")
+    model, notes = copy.deepcopy(model).cpu().eval(), {str(key): str(value) for key, value in (notes or {}).items()}
+    state = _state(model, DTYPES[dtype or "fp32"])
+    error = None
+    if to in PROGRAMS:
+        assert inputs is not None
+        if compacts:
+            computed(model, inputs)  # a network that does not run is told so before it is taken apart
+        source = compact(model, inputs, BLOCKS[to] if block is None else block).model if compacts else model
+        error = _write_program(model, source, to, out, notes, inputs)
+    else:
+        if inputs is not None:
+            error = distance(computed(_loaded(model, state), inputs), computed(model, inputs))
+        _write_state(state, to, out, notes)
+    dense = sum(4 * v.numel() if v.is_floating_point() else v.nbytes for v in state.values())
+    return Written(out, out.stat().st_size, dense, entropy_bound(state), error)
+
+
+def check_words(to: str, dtype: str | None, small: bool, block: int | None) -> None:
+    """Refuse settings that do not exist or would do nothing."""
     if to not in FORMATS and to not in PROGRAMS:
         raise unknown("export format", to, [*FORMATS, *PROGRAMS])
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
-    if small and to not in PROGRAMS:
-        raise UserError(f"{to} has no compact form; allowed: {', '.join(PROGRAMS)}")
-    model, out, notes = copy.deepcopy(model).cpu().eval(), Path(out), notes or {}
-    example = None if example is None else example.detach().cpu()
-    state = _state(model, DTYPES[dtype or "fp32"])
-    if to in FORMATS:
-        _write_state(state, to, out, notes)
-        error = None if example is None else _distance(_loaded(model, state)(example), model(example))
-    elif example is None:
-        raise UserError(f"{to} needs an example input")
-    elif dtype not in (None, "fp32"):
+    if to in PROGRAMS and dtype not in (None, "fp32"):
         raise UserError(f"{to} is written in fp32 only; {dtype} goes with {', '.join(FORMATS)}")
-    else:
-        error = _write_program(model, _source(model, to, example, small, block), to, out, notes, example)
-    dense = sum(4 * v.numel() if v.is_floating_point() else v.nbytes for v in state.values())
-    return Written(out, out.stat().st_size, dense, entropy_bound(state), error)
+    if small and to not in BLOCKS:
+        raise UserError(f"{to} has no compact form; allowed: {', '.join(BLOCKS)}")
+    if block is not None and not (small or to == "compact"):
+        raise UserError(f"block {block} is for compact networks; this one is not")
+
+
+def check_target(out: Path) -> None:
+    if out.is_dir():
+        raise UserError(f"{out} is a folder; give the name of a file")
+    if out.exists() and not out.is_file():
+        raise UserError(f"{out} is not an ordinary file and is left alone")
 
 
 def _state(model: nn.Module, dtype: torch.dtype) -> State:
     """The tensors to write. Clones, because tied weights share memory and safetensors refuses that."""
     state: State = {}
     for key, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise UserError(f"{key} is no tensor ({type(value).__name__}); no format holds it")
         state[key] = value.detach().contiguous().clone()
         # Norm layers and biases are small and their statistics wide: they stay as they are.
         if dtype is not torch.float32 and value.is_floating_point() and value.ndim > 1:
@@ -135,6 +166,8 @@ def _state(model: nn.Module, dtype: torch.dtype) -> State:
 
 def _write_state(state: State, to: str, out: Path, notes: dict[str, str]) -> None:
     write, read = FORMATS[to]
+    if not state:
+        raise UserError("the network holds no tensor at all")
 
     def write_checked(draft: Path) -> None:
         write(state, draft, notes)
@@ -147,31 +180,28 @@ def _write_state(state: State, to: str, out: Path, notes: dict[str, str]) -> Non
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
-
-
-def _source(model: nn.Module, to: str, example: Tensor, small: bool, block: int | None) -> nn.Module:
-    """The network that a program is made from."""
-    if to != "compact" and not small:
-        return model
-    return compact(model, example, BLOCKS[to] if block is None else block).model
+    return a.dtype == b.dtype and a.shape == b.shape and bool(alike(a, b).all())
 
 
 def _write_program(
-    model: nn.Module, source: nn.Module, to: str, out: Path, notes: dict[str, str], example: Tensor
+    model: nn.Module, source: nn.Module, to: str, out: Path, notes: dict[str, str], inputs: Inputs
 ) -> float:
     write, run, tolerance = PROGRAMS[to]
     # Two inputs at least, because torch.export takes a batch of one for a fixed size; one more than that is the test.
-    batch = torch.cat([example, example])[: max(2, len(example))]
-    error = 0.0
+    batch = tuple(torch.cat([x, x])[: max(2, len(x))] for x in inputs)
+    error, want = 0.0, computed(model, one_more(batch))
 
     def write_checked(draft: Path) -> None:
         nonlocal error
-        write(source, batch, draft, notes)
-        inputs = torch.cat([batch, torch.randn(1, *batch.shape[1:], generator=torch.Generator().manual_seed(0))])
-        want = model(inputs)
-        error = _distance(run(draft, inputs), want)
-        if not error <= tolerance * max(1.0, float(want.abs().max())):
+        try:
+            write(source, batch, draft, notes)
+            found = run(draft, one_more(batch))
+        except (UserError, OSError):
+            raise
+        except Exception as wrong:  # torch's exporters and the engines raise whatever they like
+            raise UserError(f"{out} was not written: {to} cannot hold this network ({reason(wrong)})") from None
+        error = distance(found, want)
+        if not error <= tolerance * size_of(want):
             raise UserError(f"{out} was not written: {to} computes something else, by up to {error:.1e}")
 
     write_whole(out, write_checked)
@@ -182,7 +212,3 @@ def _loaded(model: nn.Module, state: State) -> nn.Module:
     copied = copy.deepcopy(model)
     copied.load_state_dict(state)
     return copied
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max()) if a.shape == b.shape else float("nan")

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from dcil.errors import UserError
 
 
 def save_checked(parts: dict[str, Tensor], file: Path, notes: dict[str, str]) -> None:
-    save_file(parts, file, {**notes, "sha256": digest(parts, notes)})
+    notes = {key: value for key, value in notes.items() if key != "sha256"}
+    file.write_bytes(save(parts, {**notes, "sha256": digest(parts, notes)}))
 
 
 def open_checked(file: Path, form: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -54,6 +55,6 @@ def refusing(file: Path | str) -> Iterator[None]:
         raise UserError(f"{file} is refused: {error}") from None
     except FileNotFoundError:
         raise UserError(f"{file} is not there") from None
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RecursionError, zlib.error) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError, MemoryError, zlib.error) as error:
         reason = (str(error).splitlines() or [""])[0][:200]
         raise UserError(f"{file} is refused: it is damaged or of another format ({reason})") from None

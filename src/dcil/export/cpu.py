@@ -10,19 +10,23 @@ from torch import Tensor, nn
 
 from dcil.errors import UserError
 from dcil.export.program import quiet
+from dcil.export.verify import Inputs
 from dcil.runtime import NativeMissing, PlanError, export_plan, load
 
 
-def write_cpu(model: nn.Module, example: Tensor, file: Path, notes: dict[str, str]) -> None:
+def write_cpu(model: nn.Module, inputs: Inputs, file: Path, notes: dict[str, str]) -> None:
+    if len(inputs) != 1 or not isinstance(model(inputs[0][:1]), Tensor):
+        raise UserError("a CPU plan has one input and one output")
     try:
         with quiet():
-            export_plan(model, example, file, notes)
+            export_plan(model, inputs[0], file, notes)
     except (PlanError, NativeMissing) as error:
         raise UserError(str(error)) from None
 
 
-def run_cpu(file: Path, x: Tensor) -> Tensor:
+def run_cpu(file: Path, inputs: Inputs) -> list[Tensor]:
     try:
-        return torch.from_numpy(np.asarray(load(file)(x.numpy())))
+        plan = load(file, tune_seconds=0)  # tuning makes it faster, not other
+        return [torch.from_numpy(np.asarray(plan(inputs[0].numpy())))]
     except (PlanError, NativeMissing) as error:
         raise UserError(str(error)) from None

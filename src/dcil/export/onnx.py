@@ -9,26 +9,33 @@ import torch
 from torch import Tensor, nn
 
 from dcil.errors import UserError
-from dcil.export.program import BATCH_IS_FREE, quiet
+from dcil.export.program import batch_is_free, quiet
+from dcil.export.verify import Inputs, computed, inputs_of
 
 
 def needs_extra(error: ImportError) -> UserError:
     return UserError(f"ONNX export needs {error.name}: pip install 'dcil[onnx]'")
 
 
-def write_onnx(model: nn.Module, example: Tensor, file: Path, notes: dict[str, str]) -> None:
+def names(word: str, count: int) -> list[str]:
+    return [word] if count == 1 else [f"{word}_{i}" for i in range(1, count + 1)]
+
+
+def write_onnx(model: nn.Module, example: Tensor | Inputs, file: Path, notes: dict[str, str]) -> None:
+    """One input is called "input", several "input_1" and so on; outputs alike."""
     try:
         import onnx  # type: ignore[import-not-found, unused-ignore]
         import onnxscript  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
     except ImportError as error:
         raise needs_extra(error) from None
+    inputs = inputs_of(example)
     with quiet():
         program = torch.onnx.export(
             model.eval(),
-            (example,),
-            input_names=["input"],
-            output_names=["output"],
-            dynamic_shapes=BATCH_IS_FREE,
+            inputs,
+            input_names=names("input", len(inputs)),
+            output_names=names("output", len(computed(model, inputs))),
+            dynamic_shapes=batch_is_free(inputs),
             dynamo=True,
             verbose=False,
         )
@@ -54,6 +61,6 @@ def session(file: Path, threads: int = 0) -> Any:
     return onnxruntime.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
 
 
-def run_onnx(file: Path, x: Tensor) -> Tensor:
-    (out,) = session(file).run(None, {"input": x.numpy()})
-    return torch.from_numpy(out)
+def run_onnx(file: Path, inputs: Inputs) -> list[Tensor]:
+    feed = dict(zip(names("input", len(inputs)), (x.numpy() for x in inputs), strict=True))
+    return [torch.from_numpy(out) for out in session(file).run(None, feed)]

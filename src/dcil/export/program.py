@@ -17,16 +17,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-#: For torch.export: the first dimension of the one input may be anything.
-BATCH_IS_FREE: tuple[Any, ...] = ({0: torch.export.Dim("batch")},)
+from dcil.export.verify import Inputs
 
 
-def write_program(model: nn.Module, example: Tensor, file: Path, notes: dict[str, str]) -> None:
+def batch_is_free(inputs: Inputs) -> tuple[Any, ...]:
+    """For torch.export: the first dimension of the inputs may be anything."""
+    return ({0: torch.export.Dim("batch")},) * len(inputs)
+
+
+def write_program(model: nn.Module, inputs: Inputs, file: Path, notes: dict[str, str]) -> None:
     whole = io.BytesIO()
+    zeros = tuple(torch.zeros_like(x) for x in inputs)  # because the example goes into the file
     with quiet():
-        # Zeros, because the example goes into the file.
-        program = torch.export.export(model.eval(), (torch.zeros_like(example),), dynamic_shapes=BATCH_IS_FREE)
+        program = torch.export.export(model.eval(), zeros, dynamic_shapes=batch_is_free(inputs))
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # paths of this machine
         torch.export.save(program, whole, extra_files={"dcil.json": json.dumps(notes)})
@@ -36,17 +41,17 @@ def write_program(model: nn.Module, example: Tensor, file: Path, notes: dict[str
             deflated.writestr(zipfile.ZipInfo(part.filename), stored.read(part), zipfile.ZIP_DEFLATED)
 
 
-def run_program(file: Path, x: Tensor) -> Tensor:
+def run_program(file: Path, inputs: Inputs) -> list[Tensor]:
     with quiet():
-        out: Tensor = torch.export.load(io.BytesIO(file.read_bytes())).module()(x)
-    return out
+        out = torch.export.load(io.BytesIO(file.read_bytes())).module()(*inputs)
+    return [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """torch's exporters warn, log and print about their own insides."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")

@@ -10,13 +10,16 @@ from __future__ import annotations
 import copy
 import json
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dcil.errors import UserError
+from dcil.errors import UserError, unknown
 from dcil.export.checksum import open_checked, refusing, save_checked
 
 State = dict[str, Tensor]
@@ -58,8 +61,10 @@ def unpack(values: Tensor, meta: Tensor, shape: tuple[int, ...], order: str) -> 
     """The weight again; refuses what `pack` would not write."""
     numel = math.prod(shape)
     groups = numel // 4
-    if values.numel() * 2 != numel or len(meta) != (groups + 1) // 2 or order not in ORDERS:
-        raise UserError("values and places do not fit the shape")
+    if numel % (4 * shape[0]) or values.numel() * 2 != numel or order not in ORDERS:
+        raise UserError("the values do not fit the shape")
+    if meta.dtype is not torch.uint8 or tuple(meta.shape) != ((groups + 1) // 2,):
+        raise UserError("the places are not two bits for each value")
     nibbles = torch.stack([meta & 15, meta >> 4], 1).flatten()
     if nibbles[groups:].any():
         raise UserError("there are bits behind the last place")
@@ -124,39 +129,95 @@ class SemiStructured:
     left: dict[str, str]
 
 
-def to_semi_structured(model: nn.Module) -> SemiStructured:
+#: torch's two implementations. CUTLASS's kernels are for Ampere alone; cuSPARSELt's for it and what came after.
+BACKENDS: dict[str, Any] = {
+    "cusparselt": torch.sparse.SparseSemiStructuredTensorCUSPARSELT,
+    "cutlass": torch.sparse.SparseSemiStructuredTensorCUTLASS,
+}
+
+
+class Pointwise(nn.Module):
+    """A 1 x 1 Conv2d as the matrix product that it is; nothing is copied where images are channels_last."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(conv.weight.detach().flatten(1), requires_grad=False)
+        self.bias, self.stride = conv.bias, conv.stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = self.stride
+        x = x[:, :, ::rows, ::columns].permute(0, 2, 3, 1).contiguous()
+        return F.linear(x, self.weight, self.bias).permute(0, 3, 1, 2)
+
+
+def to_semi_structured(model: nn.Module, backend: str = "cusparselt") -> SemiStructured:
     """A copy of a finalized ``model``, on a GPU and in float16 or bfloat16, that runs on the sparse tensor cores.
 
-    torch runs 2:4 only in matrix products, so only Linear layers are converted; whether that is faster depends on
-    their size (`dcil bench infer --semi-structured` measures it).
+    torch runs 2:4 only in matrix products, so only Linear layers and 1 x 1 convolutions are converted; whether that is
+    faster depends on their size (`dcil bench infer --semi-structured` measures it).
     """
+    if backend not in BACKENDS:
+        raise unknown("backend", backend, BACKENDS)
     model = copy.deepcopy(model).eval()
     converted: list[str] = []
     left: dict[str, str] = {}
-    for name, module in model.named_modules():
+    for name, module in list(model.named_modules()):
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or weight.ndim < 2:
             continue
-        if reason := why_not(module, weight):
+        if reason := why_not(module, weight, backend):
             left[name] = reason
             continue
-        sparse = torch.sparse.to_sparse_semi_structured(weight.detach().contiguous())
+        if isinstance(module, nn.Conv2d):
+            module = Pointwise(module)
+            model = _replaced(model, name, module)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that the API is a prototype
+            sparse = BACKENDS[backend].from_dense(weight.detach().flatten(1).contiguous())
         module.weight = nn.Parameter(sparse, requires_grad=False)
         converted.append(name)
     return SemiStructured(model, converted, left)
 
 
-def why_not(module: nn.Module, weight: Tensor, device: bool = True) -> str | None:
+def _replaced(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
+    if not name:
+        return module
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+    return model
+
+
+def coverage(model: nn.Module) -> tuple[list[str], dict[str, str]]:
+    """The layers that torch could run as 2:4 on a GPU in half precision, and why it could not run the others."""
+    runs: list[str] = []
+    left: dict[str, str] = {}
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or order_of(weight) is None:
+            continue
+        if reason := why_not(module, weight.detach().half(), device=False):
+            left[name] = reason
+        else:
+            runs.append(name)
+    return runs, left
+
+
+def why_not(module: nn.Module, weight: Tensor, backend: str = "cusparselt", device: bool = True) -> str | None:
     """Why torch cannot run this layer as 2:4; without ``device``, only what the layer itself says."""
-    if not isinstance(module, nn.Linear):
-        return f"torch runs 2:4 in matrix products only, not in {type(module).__name__}"
+    if not isinstance(module, nn.Linear) and not _is_pointwise(module):
+        size = " x ".join(map(str, weight.shape[2:]))
+        return f"torch runs 2:4 in matrix products only, not in a {size + ' ' if size else ''}{type(module).__name__}"
     if order_of(weight) != "stored":
         return "its weights are not 2:4"
-    limits = torch.sparse.SparseSemiStructuredTensorCUTLASS._DTYPE_SHAPE_CONSTRAINTS
     if weight.dtype not in (torch.float16, torch.bfloat16):
         return f"it is {str(weight.dtype).removeprefix('torch.')}; float16 or bfloat16 is needed"
-    need = limits[weight.dtype]
-    (height, width), (by, across) = weight.shape, (need.sparse_min_rows, need.sparse_min_cols)
+    need = BACKENDS[backend]._DTYPE_SHAPE_CONSTRAINTS[weight.dtype]
+    (height, width), (by, across) = weight.shape[:2], (need.sparse_min_rows, need.sparse_min_cols)
     if height % by or width % across:
         return f"{height} x {width} weights: a multiple of {by} x {across} is needed"
     return "it is not on a GPU" if device and not weight.is_cuda else None
+
+
+def _is_pointwise(module: nn.Module) -> bool:
+    plain = isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1) and module.groups == 1
+    return plain and module.padding in ((0, 0), "valid", "same")

@@ -1,0 +1,80 @@
+"""What a network computes, and how far something else is from it: any number of inputs, any nest of outputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from dcil.errors import UserError
+
+Inputs = tuple[Tensor, ...]
+
+
+def inputs_of(example: Tensor | Sequence[Tensor]) -> Inputs:
+    """The arguments of the network's forward, on the CPU."""
+    found = (example,) if isinstance(example, Tensor) else tuple(example)
+    if not found or not all(isinstance(x, Tensor) and x.ndim and len(x) for x in found):
+        raise UserError("an example is a tensor, or a tuple of them, with the batch in front")
+    if len({len(x) for x in found}) > 1:
+        raise UserError(f"the inputs of an example are one batch; these have {[len(x) for x in found]} items")
+    return tuple(x.detach().cpu() for x in found)
+
+
+def computed(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """The tensors among the outputs; of a copy, because a forward may write to buffers."""
+    try:
+        out = copy.deepcopy(model)(*inputs)
+    except Exception as error:
+        raise UserError(f"{type(model).__name__} does not run on the example input ({reason(error)})") from None
+    leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+    if not leaves:
+        raise UserError(f"{type(model).__name__} returns no tensor")
+    return leaves
+
+
+def one_more(inputs: Inputs) -> Inputs:
+    """A larger batch, so that a fixed size is noticed: noise, or for whole numbers such as occur in the example."""
+    random = torch.Generator().manual_seed(0)
+
+    def item(x: Tensor) -> Tensor:
+        if x.is_floating_point():
+            return torch.randn(1, *x.shape[1:], generator=random).to(x.dtype)
+        return x.flatten()[torch.randint(x.numel(), (x[:1].numel(),), generator=random)].reshape(1, *x.shape[1:])
+
+    return tuple(torch.cat([x, item(x)]) for x in inputs)
+
+
+def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """The largest difference; NaN where the shapes are others or only one of the two is a number."""
+    if [x.shape for x in a] != [y.shape for y in b]:
+        return float("nan")
+    found = [0.0]
+    for x, y in zip(a, b, strict=True):
+        off = (x.double() - y.double()).abs()
+        off = off.masked_fill(alike(x, y), 0)
+        if bool(off.isnan().any()):
+            return float("nan")
+        found.append(float(off.max()) if off.numel() else 0.0)
+    return max(found)
+
+
+def alike(a: Tensor, b: Tensor) -> Tensor:
+    """Equal, or both not a number."""
+    return (a == b) | (a.isnan() & b.isnan()) if a.is_floating_point() else a == b
+
+
+def size_of(outputs: Sequence[Tensor]) -> float:
+    """The largest finite number among them, at least 1."""
+    return max([1.0, *(float(x[x.isfinite()].abs().max()) for x in outputs if x.isfinite().any())])
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what went wrong first."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0][:200]
