@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from dcil import DPF, METHODS, SparseNet, Weight, data
+from dcil import DPF, METHODS, OBS, SparseNet, Weight, data
 from dcil.engine import Diverged, EagerEngine, GraphEngine, Speed, obstacle
 from dcil.engine.flat import Flat
 from dcil.engine.ranking import Ranking, fits
@@ -227,6 +227,19 @@ def test_recorded_updates_are_the_eager_ones(device):
         assert all(torch.equal(fast.net.masks[name], mask) for name, mask in plain.net.masks.items())
     assert all(a.changes.tolist() == b.changes.tolist() and a.changes.sum() > 0 for a, b in kept)
     assert fast.net.mover.replay is not None
+
+
+class Noisy(DPF):
+    def group_scores(self, layer, state):
+        return torch.rand(layer.weight.numel(), generator=torch.Generator().manual_seed(self.seed))
+
+
+def test_only_updates_that_stay_on_the_device_are_recorded():
+    plan = {"sparsity": 0.5, "steps": 100}
+    for method in (DPF(**plan), METHODS["dcil"](**plan), METHODS["gmp"](**plan)):
+        assert method.update_form(50) == method.sparsity_at(50) > 0
+    for method in (Noisy(**plan), DPF(**plan, criterion=OBS()), METHODS["set"](**plan), METHODS["rigl"](**plan)):
+        assert method.update_form(50) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ State = dict[str, Tensor]
 @dataclass(frozen=True)
 class Criterion:
     """``score`` gives a non-negative tensor of the weight's shape; the other hooks are for those that remember."""
+
+    #: True where ``score`` is made of tensor operations on the device alone, so that an engine may record it.
+    recordable: ClassVar[bool] = False
 
     def start(self, layers: Sequence[Layer]) -> State:
         """The tensors it remembers with."""
@@ -45,6 +49,8 @@ def gradient_of(layer: Layer) -> Tensor:
 class Magnitude(Criterion):
     """w^2, the L2 criterion of DPF and DCIL. Its mean over a filter is that filter's score."""
 
+    recordable: ClassVar[bool] = True
+
     def score(self, layer: Layer, state: State) -> Tensor:
         weight = layer.weight.detach()
         return (weight if weight.dtype == torch.double else weight.float()).square()
@@ -54,6 +60,8 @@ class Magnitude(Criterion):
 class Gradient(Criterion):
     """|g|: what the loss gains at first order by moving the weight (the DCIL authors' option ``grad``)."""
 
+    recordable: ClassVar[bool] = True
+
     def score(self, layer: Layer, state: State) -> Tensor:
         return gradient_of(layer).float().abs()
 
@@ -61,6 +69,8 @@ class Gradient(Criterion):
 @dataclass(frozen=True)
 class Taylor(Criterion):
     """|w * g|: what the loss changes at first order if the weight goes (the DCIL authors' option ``syn``)."""
+
+    recordable: ClassVar[bool] = True
 
     def score(self, layer: Layer, state: State) -> Tensor:
         return (layer.weight.detach() * gradient_of(layer)).float().abs()
@@ -75,6 +85,8 @@ class OBD(Criterion):
     """
 
     decay: float = 0.99
+
+    recordable: ClassVar[bool] = True
 
     def start(self, layers: Sequence[Layer]) -> State:
         return {f"fisher.{layer.name}": torch.zeros_like(layer.weight) for layer in layers}

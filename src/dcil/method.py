@@ -192,4 +192,9 @@ class Method:
 
     def update_form(self, step: int) -> Hashable:
         """As ``form``, for ``update``; None where more counts: random numbers, values read from the device."""
-        return self.sparsity_at(step) if type(self).update is Method.update else None
+        return self.sparsity_at(step) if type(self).update is Method.update and self.scores_on_device else None
+
+    @property
+    def scores_on_device(self) -> bool:
+        """Are the scores made of tensor operations alone? A method that makes its own may need the host."""
+        return type(self).group_scores is Method.group_scores and self.criterion.recordable

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from dcil.criteria import Criterion
 from dcil.method import Method, Moment
 from dcil.slots import slots
 
@@ -31,8 +30,7 @@ class Zeroed(Method):
         zero_pruned(now)
 
     def update_form(self, step: int) -> Hashable:
-        plain = type(self).update is Zeroed.update and type(self.criterion).compensate is Criterion.compensate
-        return self.sparsity_at(step) if plain else None
+        return self.sparsity_at(step) if type(self).update is Zeroed.update and self.scores_on_device else None
 
 
 def zero_pruned(now: Moment, momentum: bool = True) -> None:

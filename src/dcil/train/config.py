@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -56,6 +56,16 @@ def described(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+@cache  # a config is read many times, and a large network takes half a second even without memory
+def check_model(name: str) -> None:
+    """Refuse names of networks that cannot be built."""
+    try:
+        with torch.device("meta"):
+            models.build(name)
+    except RuntimeError as error:
+        raise UserError(f"--model {name} cannot be built: {str(error).splitlines()[0]}") from None
+
+
 @dataclass(frozen=True)
 class Config:
     """Times are in epochs here; ``build_method`` turns them into the steps that a method counts in."""
@@ -91,11 +101,7 @@ class Config:
             raise unknown("dataset", self.dataset, data.names())
         if self.schedule not in ("epoch", "step"):
             raise unknown("schedule", self.schedule, ("epoch", "step"))
-        try:
-            with torch.device("meta"):
-                models.build(self.model)
-        except RuntimeError as error:
-            raise UserError(f"--model {self.model} cannot be built: {str(error).splitlines()[0]}") from None
+        check_model(self.model)
         self._require("epochs", self.epochs >= 1, "at least 1")
         self._require("target_epoch", 1 <= self.target_epoch <= self.epochs, f"from 1 to the {self.epochs} epochs")
         self._require("finetune_epochs", self.finetune_epochs >= 0, "0 (none) or more")
