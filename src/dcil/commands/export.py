@@ -57,7 +57,7 @@ def main(words: Sequence[str]) -> int:
         "run": str(args.run.resolve().name),
     }
     model = finished(net)
-    images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(1 if args.to == "cpu" else 2, *shape, generator=torch.Generator().manual_seed(0))
     written = export(model, args.to, args.out, notes, images, dtype=args.dtype, small=args.compact, block=args.block)
     cost = account(model, images[:1])
     small = None

@@ -67,7 +67,9 @@ class RunFolder:
         """The network as the last checkpoint left it, on the CPU."""
         record = self.record()
         config = from_record(record)
-        model = models.build(config.model, record["classes"], record["shape"][0])
+        with torch.device("meta"):  # without initial weights, which the checkpoint replaces anyway
+            model = models.build(config.model, record["classes"], record["shape"][0])
+        model.to_empty(device="cpu")
         steps = record["method"]["steps"] // config.epochs
         net = SparseNet(model, config.build_method(steps))
         if not self.restore(net):
