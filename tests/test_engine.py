@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dcil import DPF, METHODS, OBS, SparseNet, Weight, data
-from dcil.engine import Diverged, EagerEngine, GraphEngine, Speed, obstacle
+from dcil.engine import ALONE, Diverged, EagerEngine, GraphEngine, Speed, obstacle
 from dcil.engine.flat import Flat
 from dcil.engine.ranking import Ranking, fits
 from dcil.engine.route import Fused, Plain
@@ -227,6 +228,28 @@ def test_recorded_updates_are_the_eager_ones(device):
         assert all(torch.equal(fast.net.masks[name], mask) for name, mask in plain.net.masks.items())
     assert all(a.changes.tolist() == b.changes.tolist() and a.changes.sum() > 0 for a, b in kept)
     assert fast.net.mover.replay is not None
+
+
+def test_an_update_does_not_wait_for_another_run_that_is_recording():
+    trainer = go(built("dpf", "cpu", Speed("graph", "fp32"), "wrn-10-1"), 1)
+    trainer.net.set_extra_state(torch.tensor(trainer.net.method.steps - 1))
+    recording, done = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with ALONE:
+            recording.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    recording.wait(60)
+    for _ in range(3):
+        trainer.net.move(trainer.optimizer)
+    assert trainer.net.mover.replay is None
+    done.set()
+    thread.join()
+    trainer.net.move(trainer.optimizer)
+    assert trainer.net.mover.replay is not None
 
 
 class Noisy(DPF):

@@ -10,7 +10,7 @@ from torch import Tensor
 from dcil import SparseNet
 from dcil.engine.flat import Flat
 from dcil.engine.ranking import Ranking, fits
-from dcil.engine.record import Recorder
+from dcil.engine.record import ALONE, Recorder
 from dcil.method import Moment
 
 
@@ -35,10 +35,22 @@ class RecordedMoves:
         if form is None or form != self.form:
             self.form, self.replay = form, None
             return self.move(now)
+        if self.replay is None and not self.record(now):
+            return self.move(now)
+        assert self.replay is not None
+        self.replay()
+        return self.changes.clone()  # the next replay, of whatever recording, writes there again
+
+    def record(self, now: Moment) -> bool:
+        """Unless another run of this process is recording, which may take half a minute: then at the next update."""
 
         def move() -> None:
             self.changes = self.move(now)
 
-        self.replay = self.replay or self.recorder.capture(move)
-        self.replay()
-        return self.changes.clone()  # the next replay, of whatever recording, writes there again
+        if not ALONE.acquire(blocking=False):
+            return False
+        try:
+            self.replay = self.recorder.capture(move)
+        finally:
+            ALONE.release()
+        return True
