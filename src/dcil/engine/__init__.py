@@ -1,7 +1,8 @@
 """Engines: what carries out the training steps. ``eager`` is the reference, ``graph`` the fast one on CUDA.
 
 Reading order: eager, then graph, which needs flat (parameters in one tensor), route (how the paths run), fuse (the
-rewritten network), ops and norm_triton (its kernels), source (batches), sgd, record.
+rewritten network) with ops and weights, source (batches), sgd, record, moves and ranking (mask updates). The files
+*_triton are kernels; without Triton, or on the CPU, plain torch does the same.
 """
 
 from __future__ import annotations
