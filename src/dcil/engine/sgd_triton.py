@@ -10,7 +10,7 @@ from torch import Tensor
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _update(w, g, v, minus_lr, bad, size, decay, momentum, NESTEROV: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    ok = (at < size) & (tl.load(bad) == 0)
+    ok = at < tl.where(tl.load(bad) == 0, size, 0)
     weight = tl.load(w + at, mask=ok, other=0.0)
     d = tl.load(g + at, mask=ok, other=0.0) + decay * weight
     if v is not None:

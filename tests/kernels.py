@@ -1,0 +1,146 @@
+"""The GPU engine's Triton kernels against plain torch, one by one, in Triton's interpreter: ``python kernels.py NAME``.
+
+Run by test_kernels.py in a process of its own, because kernels are interpreted or not from their import on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dcil import DCIL, kth
+from dcil.data import Dataset, Split
+from dcil.engine import conv_triton, kth_triton, loss_triton, norm_triton, ops, sgd_triton, views_triton
+from dcil.engine.sgd import SGD
+from dcil.engine.source import OnDevice
+
+
+def last(*shape: int) -> Tensor:
+    return torch.randn(*shape).to(memory_format=torch.channels_last)
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
+    assert a.shape == b.shape
+    off = float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp_min(1e-30))
+    assert off <= tolerance, off
+
+
+def conv() -> None:
+    for n, height, width, channels, out in ((3, 5, 8, 16, 32), (2, 7, 6, 32, 16), (1, 9, 9, 64, 64)):
+        x, weight, dy = last(n, channels, height, width), last(out, channels, 3, 3), last(n, out, height, width)
+        close(conv_triton.forward(x, weight), F.conv2d(x, weight, padding=1))
+        close(conv_triton.backward(dy, weight), torch.nn.grad.conv2d_input(x.shape, weight, dy, padding=1))
+        found = torch.full_like(weight, torch.nan)
+        conv_triton.weight_gradient(x, dy, found)
+        close(found, torch.nn.grad.conv2d_weight(x, weight.shape, dy, padding=1))
+
+
+def norm() -> None:
+    for (n, channels, size), residual, relu, two in itertools.product(
+        ((2, 16, 9), (3, 40, 5)), (False, True), (False, True), (False, True)
+    ):
+        if residual and not relu:
+            continue  # a sum is only taken over together with the ReLU behind it
+        x, weight, bias = last(n, channels, size, size), torch.rand(channels) + 0.5, torch.randn(channels)
+        other = last(n, channels, size, size) if residual else None
+        ours, theirs = ((torch.zeros(channels), torch.ones(channels)) for _ in range(2))
+        got = norm_triton.forward(x, other, weight, bias, 1e-5, relu, ours, 0.1)
+        want = ops.plain_forward(x, other, weight, bias, 1e-5, relu, theirs, 0.1)
+        for a, b in zip((*got, *ours), (*want, *theirs), strict=True):
+            close(a, b)
+        y, mean, scale = want
+        grads = [last(n, channels, size, size) for _ in range(1 + two)]
+        sums, others = torch.empty(2, channels), torch.empty(2, channels)
+        dx, dres = norm_triton.backward(x, y, grads, residual, weight, bias, mean, scale, relu, *sums)
+        dx2, dres2 = ops.plain_backward(x, y, grads, residual, weight, bias, mean, scale, relu, *others)
+        close(dx, dx2, 1e-4)
+        close(sums, others, 1e-4)
+        assert (dres is None) == (dres2 is None)
+        if dres is not None and dres2 is not None:
+            close(dres, dres2)
+
+
+def seen() -> None:
+    n = 3000
+    w, m = torch.randn(n + 50), torch.rand(n) < 0.3
+    gradients = torch.randn(2, 2 * n)
+    places = [torch.randperm(2 * n)[:n] for _ in range(2)]
+    for view, index in itertools.product(views_triton.RULES, (None, places[0])):
+        got, want = torch.zeros(2 * n), torch.zeros(2 * n)
+        views_triton.see(view, w, m, index, got)
+        want[torch.arange(n) if index is None else index] = view(w[:n], m)
+        assert torch.equal(got, want)
+    for one, two, stacked in itertools.product(views_triton.RULES, views_triton.RULES, (False, True)):
+        leaf = w[:n].clone().requires_grad_()
+        back = [g[i] if stacked else g[:n] for g, i in zip(gradients, places, strict=True)]
+        indices = places if stacked else [None, None]
+        for pair in ([one, two], [one]):
+            want = torch.autograd.grad([view(leaf, m) for view in pair], [leaf], back[: len(pair)])[0]
+            got = torch.empty(n)
+            views_triton.collect(list(zip(pair, gradients, indices, strict=False)), m, got)
+            assert torch.equal(got, want)
+
+
+def selection() -> None:
+    for keys in (
+        torch.randn(3000).square().view(torch.int32),
+        torch.randint(50, (1000,)).int(),  # many ties
+        torch.randn(1000).view(torch.int32),  # read as unsigned: negative ones are the largest
+    ):
+        ordered = (keys.long() & 0xFFFFFFFF).sort().values
+        for k in (1, 100, len(ordered)):
+            number = torch.tensor(k)
+            assert int(kth_triton.smallest_key(keys, number)) == int(ordered[k - 1])
+            assert int(kth.smallest_key(keys, number)) == int(ordered[k - 1])
+
+
+def loss() -> None:
+    for n, classes, weight, temperature in ((128, 10, 1.0, 2.0), (33, 100, 0.5, 3.0), (5, 1000, 0.0, 2.0)):
+        method = DCIL(sparsity=0.5, steps=100, kl=weight, temperature=temperature, warmup=0.0)
+        p, s = ((3 * torch.randn(n, classes)).requires_grad_() for _ in range(2))
+        y = torch.randint(classes, (n,))
+        want = method.loss({"pruned": p, "super": s}, y, F.cross_entropy, 50)
+        got = loss_triton.dcil_loss(p, s, y, weight, temperature)
+        close(got.detach(), want.detach())
+        for a, b in zip(torch.autograd.grad(2 * got, [p, s]), torch.autograd.grad(2 * want, [p, s]), strict=True):
+            close(a, b)
+    p, s = torch.randn(2, 4, 10)
+    p[0, 0] = torch.nan
+    assert loss_triton.dcil_loss(p, s, torch.zeros(4, dtype=torch.long), 1.0, 2.0).isnan()
+
+
+def batch() -> None:
+    def split(n: int) -> Split:
+        return Split(torch.randint(256, (n, 3, 8, 6), dtype=torch.uint8), torch.randint(5, (n,)))
+
+    for pad, flip in ((2, True), (0, False)):
+        data = Dataset("random", split(33), split(5), 5, (0.4, 0.5, 0.6), (0.2, 0.25, 0.3), pad, flip)
+        loader = data.loader(10, "cpu", 0)
+        plain, kernel = OnDevice(loader, kernel=False), OnDevice(loader, kernel=True)
+        for size, _ in zip(plain.train(1), kernel.train(1), strict=True):
+            (x, y), (other_x, other_y) = plain.batch(size), kernel.batch(size)
+            assert torch.equal(y, other_y) and x.stride() == other_x.stride()
+            close(other_x, x, 1e-6)
+
+
+def update() -> None:
+    for momentum, nesterov, bad in itertools.product((0.0, 0.9), (False, True), (0, 7)):
+        w, g, v = torch.randn(3, 3000)
+        want_w, want_v = w.clone(), v.clone()
+        SGD(momentum, 1e-2, nesterov).step(want_w, g, want_v, torch.tensor(-0.1), torch.tensor(bad))
+        speed = v if momentum else None
+        sgd_triton.step(w, g, speed, torch.tensor(-0.1), torch.tensor(bad), 1e-2, momentum, nesterov)
+        close(w, want_w)
+        if not bad:  # the plain formula moves the momentum of a step that is not taken; nobody reads it then
+            close(v, want_v)
+
+
+CHECKS = {check.__name__: check for check in (conv, norm, seen, selection, loss, batch, update)}
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    CHECKS[sys.argv[1]]()
