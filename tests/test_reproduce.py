@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from rich.console import Console
 
 import dcil
 from dcil import data
-from dcil.commands.reproduce import main, seconds
+from dcil.commands.reproduce import main, place_of, seconds
 from dcil.engine import Speed
 from dcil.errors import UserError
 from dcil.reproduce import iterations, paper, record, report, tables
@@ -226,6 +227,15 @@ def test_other_settings_are_not_mixed_into_a_run(tmp_path):
     (run.folder.path / "summary.json").unlink()
     with pytest.raises(UserError, match="other settings"):
         carry_on(run, CPU, silent)
+
+
+def test_several_at_once_know_of_each_other():
+    """The engine takes another route then: less work in all instead of less time for one."""
+    args = Namespace(parallel=None, device=torch.device("cuda"), data_dir=Path(), engine="auto", precision="auto")
+    args.low_memory = False
+    assert place_of(args).speed.crowded and place_of(args).at_once == 4
+    args.parallel = 1
+    assert not place_of(args).speed.crowded
 
 
 # -- what is watched -------------------------------------------------------------------------------------------------

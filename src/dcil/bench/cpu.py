@@ -26,7 +26,9 @@ from torch import Tensor, nn
 
 from dcil import models
 from dcil.bench.engines import DENSE, INT8, SPARSE, Make, Run
+from dcil.layer import Layer
 from dcil.runtime import instruction_set
+from dcil.scope import ERK, Scope, Uniform
 from dcil.train.environment import environment
 
 
@@ -57,6 +59,10 @@ class Timing:
     failed: str = ""
 
 
+#: How random masks are spread over the convolutions.
+SCOPES: dict[str, Scope] = {"uniform": Uniform(), "erk": ERK()}
+
+
 def image_size(name: str) -> int:
     return 224 if name in ("resnet18", "resnet34", "resnet50") else 32
 
@@ -65,28 +71,16 @@ def masked(name: str, masks: str, sparsity: float, seed: int = 0) -> nn.Module:
     """A fresh network under random masks: ``uniform`` over the convolutions, or ``erk`` densities."""
     torch.manual_seed(seed)
     model = models.build(name, 1000 if image_size(name) == 224 else 10).eval()
-    weights = [m.weight.data for m in model.modules() if isinstance(m, nn.Conv2d)]
-    for weight, density in zip(weights, densities(weights, masks, 1 - sparsity), strict=True):
+    names = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+    layers = [Layer(name, model.get_parameter(name), torch.ones(0)) for name in names]  # scopes look at shapes alone
+    shares = SCOPES[masks].sparsities(layers, sparsity)
+    assert shares is not None
+    for layer, share in zip(layers, shares, strict=True):
+        weight, density = layer.weight.data, 1 - share
         kept = torch.rand(weight.numel()).argsort()[max(1, round(density * weight.numel())) :]
         weight.view(-1)[kept] = 0
         weight.div_(max(density, 1e-3) ** 0.5)
     return model
-
-
-def densities(weights: Sequence[Tensor], masks: str, density: float) -> list[float]:
-    """Erdős–Rényi-kernel: in proportion to sum(shape) / prod(shape), never beyond 1 (Evci et al., ICML 2020)."""
-    if masks == "uniform":
-        return [density] * len(weights)
-    full: set[int] = set()
-    while True:
-        raw = [sum(w.shape) / w.numel() for w in weights]
-        rest = [i for i in range(len(weights)) if i not in full]
-        budget = density * sum(w.numel() for w in weights) - sum(weights[i].numel() for i in full)
-        scale = budget / sum(raw[i] * weights[i].numel() for i in rest)
-        more = {i for i in rest if raw[i] * scale > 1}
-        if not more:
-            return [1.0 if i in full else raw[i] * scale for i in range(len(weights))]
-        full |= more
 
 
 def measure(case: Case, engines: dict[str, Make], rounds: int) -> list[Timing]:

@@ -17,7 +17,6 @@ from dcil.errors import UserError, unknown
 from dcil.train import RunFolder
 
 EVERY = [*SPARSE, *DENSE, *INT8]
-MASKS = ("uniform", "erk")
 #: A name, networks by what their masks are called, the shape of an image.
 Net = tuple[str, dict[str, torch.nn.Module], tuple[int, ...]]
 
@@ -60,8 +59,8 @@ def trained(run: Path) -> Net:
 
 def random(models: str, masks: str, sparsity: Sequence[float]) -> Iterator[Net]:
     for kind in masks.split(","):
-        if kind not in MASKS:
-            raise unknown("masks", kind, MASKS)
+        if kind not in cpu.SCOPES:
+            raise unknown("masks", kind, cpu.SCOPES)
     for name in models.split(","):
         size = cpu.image_size(name)
         pairs = [(kind, fraction) for kind in masks.split(",") for fraction in sparsity]

@@ -115,7 +115,7 @@ def _from_model(args: argparse.Namespace) -> tuple[infer.Forms, list[int], str]:
     torch.manual_seed(0)
     dense = models.build(args.model)
     prune = infer.prune_filters if args.granularity == "filter" else infer.prune_weights
-    size = args.size or (224 if args.model in ("resnet18", "resnet34", "resnet50") else 32)
+    size = args.size or cpu.image_size(args.model)
     shape = [3, size, size]
     name = f"{args.model}, {sparsity:.0%} of every layer by {args.granularity}"
     return infer.forms_of(dense, prune(dense, sparsity), shape), shape, name

@@ -9,6 +9,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -21,13 +22,13 @@ from dcil.errors import UserError
 from dcil.report.table import duration
 from dcil.reproduce import iterations, record, tables
 from dcil.reproduce.estimate import Estimate
-from dcil.reproduce.pool import Budget, Pool, Stopped
+from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.session import Place, Run
+from dcil.train.many import GPU_RUNS, Stopped, runs_at_once
 from dcil.train.memory import keep_freed_memory
 from dcil.train.progress import lines
 from dcil.train.team import alone
 
-GPU_RUNS = 4  # at once, unless --parallel says otherwise
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -90,8 +91,9 @@ def list_tables() -> None:
 
 
 def place_of(args: argparse.Namespace) -> Place:
-    at_once = args.parallel or (GPU_RUNS if args.device.type == "cuda" else 1)
-    return Place(args.data_dir, args.device, speed_of(args), at_once, cache(data.load))
+    at_once = runs_at_once(args.parallel, args.device)
+    speed = replace(speed_of(args), crowded=at_once > 1)
+    return Place(args.data_dir, args.device, speed, at_once, cache(data.load))
 
 
 def console() -> Console:

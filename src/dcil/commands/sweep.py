@@ -9,8 +9,6 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,13 +19,13 @@ from rich.console import Console
 
 from dcil import METHODS, data
 from dcil.commands import report
-from dcil.commands.parser import Parser, number, say, whole
+from dcil.commands.parser import Parser, number, positive, say, whole
 from dcil.commands.train import CONFIG, add_options, base_config, check_same, override, speed_of
 from dcil.engine import Speed
-from dcil.engine.ops import new_stream
 from dcil.errors import UserError, unknown
 from dcil.train import Config, RunFolder, train
 from dcil.train.loop import Progress
+from dcil.train.many import GPU_RUNS, Stopped, carry_out, runs_at_once
 from dcil.train.memory import keep_freed_memory
 from dcil.train.progress import showing_many
 from dcil.train.team import alone
@@ -39,11 +37,6 @@ AXES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "sparsities": ("sparsity", number),
     "seeds": ("seed", whole),
 }
-GPU_RUNS = 4  # at once, unless --parallel says otherwise
-
-
-class Stopped(Exception):
-    """Somebody pressed Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +53,16 @@ def main(words: Sequence[str]) -> int:
     for option, (field, _) in AXES.items():
         parser.add_argument(f"--{option}", metavar="A,B,…", help=f"values for {field}: every combination is a run")
     parser.add_argument("--list", type=Path, metavar="FILE", help="JSON: a list of objects, each the settings of a run")
-    parser.add_argument("--parallel", type=whole, metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
+    parser.add_argument("--parallel", type=positive, metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
     args = parser.parse(words)
-    speed = replace(speed_of(args), crowded=args.parallel != 1)
     if args.out is None:
         raise UserError("--out is missing: the folder for the runs")
     flags = {name: getattr(args, name) for name in CONFIG if hasattr(args, name)}
     axes = {field: values(getattr(args, option), kind) for option, (field, kind) in AXES.items()}
     wanted = listed(args.list) if args.list else grid({f: v for f, v in axes.items() if v is not None})
     runs = plan(args.out, [flags | one for one in wanted], args.recipe)
-    at_once = (GPU_RUNS if args.device.type == "cuda" else 1) if args.parallel is None else args.parallel
-    if at_once < 1:
-        raise UserError(f"--parallel {at_once}: at least 1")
+    at_once = runs_at_once(args.parallel, args.device)
+    speed = replace(speed_of(args), crowded=at_once > 1)
     keep_freed_memory()
     failures = execute(Console(), runs, at_once, args.data_dir, args.device, speed)
     done = [run.folder.path for run in runs if run.folder.summary() is not None]
@@ -150,42 +141,18 @@ def execute(
     console: Console, runs: Sequence[Run], at_once: int, data_dir: Path, device: torch.device, speed: Speed
 ) -> dict[str, str]:
     """Train them all, ``at_once`` at a time; name -> why, of those that failed."""
-    failures: dict[str, str] = {}
     stop = threading.Event()
     load = cache(data.load)  # once for all runs
 
     def one(run: Run, show: Progress) -> None:
-        try:
-            with own_stream(device):
-                train(run.config, run.folder, data_dir, device, partial(going_on, show, stop), speed, load)
-        except Stopped:
-            pass
-        except UserError as error:
-            failures[run.name] = " ".join(str(error).split())
-        except Exception as error:  # whatever it is, the other runs go on
-            failures[run.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        train(run.config, run.folder, data_dir, device, partial(going_on, show, stop), speed, load)
 
     with showing_many(console, [(run.name, run.config.total_epochs) for run in runs]) as shows:
-        pool = ThreadPoolExecutor(at_once)
-        jobs = [pool.submit(one, run, show) for run, show in zip(runs, shows, strict=True)]
-        try:
-            for job in jobs:
-                job.result()
-        except KeyboardInterrupt:
-            stop.set()
-            console.print("[bold]stopping[/]; to go on: the same command again")
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-    return failures
+        jobs = {run.name: partial(one, run, show) for run, show in zip(runs, shows, strict=True)}
+        return carry_out(jobs, at_once, device, stop, console)
 
 
 def going_on(show: Progress, stop: threading.Event, epoch: int, part: float, row: dict[str, Any] | None) -> None:
     if stop.is_set():
         raise Stopped
     show(epoch, part, row)
-
-
-def own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """Runs on streams of their own share the GPU instead of taking turns."""
-    return torch.cuda.stream(new_stream(device)) if device.type == "cuda" else nullcontext()

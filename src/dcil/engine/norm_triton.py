@@ -81,6 +81,16 @@ def _normalize(x, residual, y, weight, bias, mean_out, scale_out, running_mean, 
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _normalization(weight, bias, mean_in, scale_in, c, inside):  # type: ignore[no-untyped-def]
+    """Mean and 1 / standard deviation, and the forward pass as w v + b."""
+    mean = tl.load(mean_in + c, mask=inside, other=0.0)
+    scale = tl.load(scale_in + c, mask=inside, other=0.0)
+    w = tl.load(weight + c, mask=inside, other=0.0).to(tl.float32) * scale
+    b = tl.load(bias + c, mask=inside, other=0.0).to(tl.float32) - mean * w
+    return mean, scale, w, b
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _arriving(dy, dy2, y, at, ok, v, w, b, RELU: tl.constexpr, RESIDUAL: tl.constexpr, TWO: tl.constexpr):  # type: ignore[no-untyped-def]
     """The gradient behind the ReLU; without a residual the sign of the output follows from the input."""
     g = tl.load(dy + at, mask=ok, other=0.0).to(tl.float32)
@@ -100,10 +110,7 @@ def _reduce_gradient(x, y, dy, dy2, weight, bias, mean_in, scale_in, parts, rows
                      RELU: tl.constexpr, RESIDUAL: tl.constexpr, TWO: tl.constexpr):  # fmt: skip
     part, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
     inside = c < channels
-    mean = tl.load(mean_in + c, mask=inside, other=0.0)
-    scale = tl.load(scale_in + c, mask=inside, other=0.0)
-    w = tl.load(weight + c, mask=inside, other=0.0).to(tl.float32) * scale
-    b = tl.load(bias + c, mask=inside, other=0.0).to(tl.float32) - mean * w
+    mean, scale, w, b = _normalization(weight, bias, mean_in, scale_in, c, inside)
     one = tl.zeros([R, C], tl.float32)
     two = tl.zeros([R, C], tl.float32)
     last = tl.minimum(rows, (part + 1) * chunk)
@@ -129,10 +136,7 @@ def _pass_gradient(x, y, dy, dy2, dx, dres, weight, bias, mean_in, scale_in, dwe
     if part == 0:
         tl.store(dbias + c, one, mask=inside)
         tl.store(dweight + c, two, mask=inside)
-    mean = tl.load(mean_in + c, mask=inside, other=0.0)
-    scale = tl.load(scale_in + c, mask=inside, other=0.0)
-    w = tl.load(weight + c, mask=inside, other=0.0).to(tl.float32) * scale
-    b = tl.load(bias + c, mask=inside, other=0.0).to(tl.float32) - mean * w
+    mean, scale, w, b = _normalization(weight, bias, mean_in, scale_in, c, inside)
     one, two = one / rows, two / rows
     last = tl.minimum(rows, (part + 1) * chunk)
     for first in range(part * chunk, last, R):

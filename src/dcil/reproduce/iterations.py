@@ -13,12 +13,13 @@ from torch import Tensor
 
 from dcil.reproduce import record
 from dcil.reproduce.cells import Cell
-from dcil.reproduce.pool import Budget, Stopped
+from dcil.reproduce.pool import Budget
 from dcil.reproduce.session import Place, Run, carry_on, snapshot, start
 from dcil.reproduce.watch import top1
 from dcil.train import RunFolder
 from dcil.train.environment import environment
 from dcil.train.loop import Progress, reseed
+from dcil.train.many import Stopped
 
 FORMAT = "dcil iterations 1"
 EPOCHS = (120, 200)  # the paper's figure, counted from 1

@@ -6,24 +6,18 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from dcil.errors import UserError
 from dcil.reproduce.session import Place, Run, carry_on
+from dcil.train.many import Stopped, carry_out
 from dcil.train.progress import lines
 
 MARGIN = 1.25  # an epoch may take longer than the one before, and its checkpoint takes time too
 Clock = Callable[[], float]
-
-
-class Stopped(Exception):
-    """The budget is spent, or somebody pressed Ctrl-C."""
 
 
 @dataclass
@@ -49,37 +43,18 @@ class Pool:
     console: Console
     tidy: bool = False
     snapshots: Callable[[Run], Sequence[int]] = lambda run: ()
-    failures: dict[str, str] = field(default_factory=dict)
 
     def run(self, runs: Sequence[Run], per_epoch: Callable[[Run], float]) -> dict[str, str]:
         """Train the runs in their order; label -> why, of those that failed."""
-        pool = ThreadPoolExecutor(self.place.at_once)
-        jobs = [pool.submit(self.one, run, per_epoch(run)) for run in runs]
-        try:
-            for job in jobs:
-                job.result()
-        except KeyboardInterrupt:
-            self.budget.over.set()
-            self.console.print("[bold]stopping[/]; to go on: the same command again")
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-        return self.failures
+        jobs = {run.label: partial(self.one, run, per_epoch(run)) for run in runs}
+        return carry_out(jobs, self.place.at_once, self.place.device, self.budget.over, self.console)
 
     def one(self, run: Run, epoch_seconds: float) -> None:
         if not self.budget.allows(2 * epoch_seconds):  # the first epoch of a session takes longer
             return
-        try:
-            with own_stream(self.place.device):
-                carry_on(run, self.place, self.watching(run), self.snapshots(run))
-            if self.tidy:
-                clear(run)
-        except Stopped:
-            pass
-        except UserError as error:
-            self.failures[run.label] = " ".join(str(error).split())
-        except Exception as error:  # whatever it is, the other runs go on
-            self.failures[run.label] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        carry_on(run, self.place, self.watching(run), self.snapshots(run))
+        if self.tidy:
+            clear(run)
 
     def watching(self, run: Run) -> Callable[[int, float, dict[str, Any] | None], None]:
         """The progress callback: shows, and stops the run at the end of an epoch when there is no time for another."""
@@ -104,10 +79,3 @@ def clear(run: Run) -> None:
     for file in run.folder.path.iterdir():
         if file not in kept and file.name != "config.json":
             file.unlink()
-
-
-def own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """Runs on streams of their own share the GPU instead of taking turns."""
-    if device.type != "cuda":
-        return nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
