@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from dcil import DCIL, kth
 from dcil.data import Dataset, Split
-from dcil.engine import conv_triton, kth_triton, loss_triton, norm_triton, ops, sgd_triton, views_triton
+from dcil.engine import conv_triton, kth_triton, loss_triton, norm_triton, ops, pool_triton, sgd_triton, views_triton
 from dcil.engine.sgd import SGD
 from dcil.engine.source import OnDevice
 
@@ -30,7 +31,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
 
 
 def conv() -> None:
-    for n, height, width, channels, out in ((3, 5, 8, 16, 32), (2, 7, 6, 32, 16), (1, 9, 9, 64, 64)):
+    for n, height, width, channels, out in ((3, 5, 8, 16, 32), (2, 7, 6, 32, 16), (1, 9, 9, 64, 64), (2, 3, 2, 16, 16)):
         x, weight, dy = last(n, channels, height, width), last(out, channels, 3, 3), last(n, out, height, width)
         close(conv_triton.forward(x, weight), F.conv2d(x, weight, padding=1))
         close(conv_triton.backward(dy, weight), torch.nn.grad.conv2d_input(x.shape, weight, dy, padding=1))
@@ -39,9 +40,29 @@ def conv() -> None:
         close(found, torch.nn.grad.conv2d_weight(x, weight.shape, dy, padding=1))
 
 
+def pool() -> None:
+    for shape, how in (((2, 5, 7, 8), (3, 2, 1)), ((1, 70, 6, 6), (2, 2, 0)), ((2, 3, 9, 5), (3, 1, 1))):
+        x = last(*shape).round(decimals=0).requires_grad_()  # many ties: the first one wins
+        want = F.max_pool2d(x, *how)
+        dy = last(*want.shape)
+        (want_dx,) = torch.autograd.grad(want, x, dy)
+        got, winner = pool_triton.forward(x.detach(), *how)
+        assert torch.equal(got, want)
+        close(pool_triton.backward(dy, winner, (shape[2], shape[3]), *how), want_dx)
+    broken = last(1, 4, 4, 4)
+    broken[0, 1, 2, 3] = torch.nan
+    assert torch.equal(pool_triton.forward(broken, 3, 2, 1)[0].isnan(), F.max_pool2d(broken, 3, 2, 1).isnan())
+
+
 def norm() -> None:
+    norms(((2, 16, 9), (3, 40, 5)))
+    norm_triton.LARGE, norm_triton.READ = 0, (64, 8)  # as if they were large: hundreds of parts
+    norms(((6, 16, 12), (3, 40, 5)))
+
+
+def norms(shapes: Iterable[tuple[int, int, int]]) -> None:
     for (n, channels, size), residual, relu, two in itertools.product(
-        ((2, 16, 9), (3, 40, 5)), (False, True), (False, True), (False, True)
+        shapes, (False, True), (False, True), (False, True)
     ):
         if residual and not relu:
             continue  # a sum is only taken over together with the ReLU behind it
@@ -51,7 +72,9 @@ def norm() -> None:
         got = norm_triton.forward(x, other, weight, bias, 1e-5, relu, ours, 0.1)
         want = ops.plain_forward(x, other, weight, bias, 1e-5, relu, theirs, 0.1)
         for a, b in zip((*got, *ours), (*want, *theirs), strict=True):
-            close(a, b)
+            close(a, b, 3e-5)
+        found = norm_triton.evaluate(x, other, weight, bias, 1e-5, relu, ours)
+        close(found, ops.plain_evaluate(x, other, weight, bias, 1e-5, relu, ours))
         y, mean, scale = want
         grads = [last(n, channels, size, size) for _ in range(1 + two)]
         sums, others = torch.empty(2, channels), torch.empty(2, channels)
@@ -139,7 +162,7 @@ def update() -> None:
             close(v, want_v)
 
 
-CHECKS = {check.__name__: check for check in (conv, norm, seen, selection, loss, batch, update)}
+CHECKS = {check.__name__: check for check in (conv, norm, pool, seen, selection, loss, batch, update)}
 
 if __name__ == "__main__":
     torch.manual_seed(0)

@@ -112,6 +112,25 @@ def test_the_plain_route_stays_equal(method, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("model", ["wrn-10-1", "resnet8-digits"])
+@pytest.mark.parametrize("route", ["streams", "stacked"])
+def test_evaluation_by_the_fused_network_is_the_networks(route, model, device):
+    trainer = go(built("dcil", device, Speed("graph", "tf32", route=route), model), 5)
+    engine, net = trainer.engine, trainer.net
+    assert isinstance(engine.shortcut, Fused)
+    engine.source.rewind()
+    x = engine.source.test_batch(50)[0]
+    net.eval()
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    with torch.no_grad():
+        found = engine.shortcut.evaluate(x)
+        for path in net.method.paths:
+            torch.testing.assert_close(found[path], net.path(path, x), rtol=1e-3, atol=1e-3)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert engine.evaluate() == EagerEngine(net, trainer.optimizer, trainer.loader, Speed("eager", "tf32")).evaluate()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_low_memory_is_the_same_step(device):
     plain, low = (built("dcil", device, Speed("eager", "fp32", low_memory=m), "wrn-10-1") for m in (False, True))
     assert distance(tensors(go(plain, 1)), tensors(go(low, 1))) < 1e-5

@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", ["conv", "norm", "seen", "selection", "loss", "batch", "update"])
+@pytest.mark.parametrize("name", ["conv", "norm", "pool", "seen", "selection", "loss", "batch", "update"])
 def test_kernels_agree_with_torch(name):
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

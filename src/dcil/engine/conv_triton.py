@@ -12,6 +12,8 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 
 WIDTHS = (16, 32, 64)
+#: Channels -> rows per product, parts, warps, stages.
+WEIGHT_TILES = {16: (128, 132, 4, 3), 32: (64, 132, 4, 3), 64: (64, 32, 8, 3)}
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -38,28 +40,29 @@ def _convolve(x, weight, y, rows, step_in, step_out, HEIGHT: tl.constexpr, WIDTH
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _weight_parts(x, dy, parts, rows, chunk, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,  # type: ignore[no-untyped-def]
-                  IN: tl.constexpr, OUT: tl.constexpr, R: tl.constexpr):  # fmt: skip
-    """dW[o, tap, i] = sum dy[., o] x[., i] over one part of the rows, for the three taps of one line of the kernel."""
-    part, line = tl.program_id(0), tl.program_id(1)
-    i, o = tl.arange(0, IN), tl.arange(0, OUT)
-    left = tl.zeros([OUT, IN], tl.float32)
-    middle = tl.zeros([OUT, IN], tl.float32)
-    right = tl.zeros([OUT, IN], tl.float32)
+                  IN: tl.constexpr, OUT: tl.constexpr, LINES: tl.constexpr, R: tl.constexpr):  # fmt: skip
+    """dW[o, tap, i] = sum dy[., o] x[., i] over one part of the rows: one product of the gradient at three pixels side
+    by side with the images at LINES lines. Numbers of columns are powers of two, so a fourth of each is for nothing."""
+    part, base = tl.program_id(0), tl.program_id(1)
+    a, b = tl.arange(0, 4 * OUT), tl.arange(0, LINES * IN)
+    shift, line = a // OUT - 1, base + b // IN - 1
+    total = tl.zeros([4 * OUT, LINES * IN], tl.float32)
     begin = part * chunk
     last = tl.minimum(rows, begin + chunk)
     for first in range(begin, last, R):
         r = first + tl.arange(0, R)
-        across, down = r % WIDTH, (r // WIDTH) % HEIGHT + line - 1
-        ok = (r < last) & (down >= 0) & (down < HEIGHT)
-        gradient = tl.trans(tl.load(dy + r[:, None] * OUT + o[None, :], mask=ok[:, None], other=0.0))
-        at = x + (r + (line - 1) * WIDTH)[:, None] * IN + i[None, :]
-        left = tl.dot(gradient, tl.load(at - IN, mask=(ok & (across > 0))[:, None], other=0.0), left)
-        middle = tl.dot(gradient, tl.load(at, mask=ok[:, None], other=0.0), middle)
-        right = tl.dot(gradient, tl.load(at + IN, mask=(ok & (across < WIDTH - 1))[:, None], other=0.0), right)
-    place = parts + part * (OUT * 9 * IN) + o[:, None] * (9 * IN) + (3 * line) * IN + i[None, :]
-    tl.store(place, left)
-    tl.store(place + IN, middle)
-    tl.store(place + 2 * IN, right)
+        across = (r % WIDTH)[:, None] + shift[None, :]
+        down = ((r // WIDTH) % HEIGHT)[:, None] + line[None, :]
+        inside = (r < last)[:, None]
+        beside = inside & (across >= 0) & (across < WIDTH) & (shift < 2)[None, :]
+        above = inside & (down >= 0) & (down < HEIGHT) & (line < 2)[None, :]
+        gradient = tl.load(dy + r[:, None] * OUT + (a - OUT)[None, :], mask=beside, other=0.0)
+        pixels = tl.load(x + (r[:, None] + line[None, :] * WIDTH) * IN + (b % IN)[None, :], mask=above, other=0.0)
+        total = tl.dot(tl.trans(gradient), pixels, total)
+    # dy one pixel to the right belongs to the tap on the left.
+    tap = 3 * (line[None, :] + 1) + 1 - shift[:, None]
+    place = parts + part * (OUT * 9 * IN) + (a % OUT)[:, None] * (9 * IN) + tap * IN + (b % IN)[None, :]
+    tl.store(place, total, mask=(shift < 2)[:, None] & (line < 2)[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -73,17 +76,18 @@ def _add_parts(parts, out, count, size, B: tl.constexpr):  # type: ignore[no-unt
     tl.store(out + at, tl.sum(total, 0).to(out.dtype.element_ty), mask=at < size)
 
 
-def weight_gradient(x: Tensor, dy: Tensor, out: Tensor) -> None:
+def weight_gradient(x: Tensor, dy: Tensor, out: Tensor, tile: tuple[int, int, int, int] | None = None) -> None:
     """Into ``out`` (O, I, 3, 3), channels_last."""
     n, channels, height, width = x.shape
     rows, filters = n * height * width, out.shape[0]
-    block = 128 if max(channels, filters) == 16 else 64
-    count = min(triton.cdiv(rows, block), {16: 176, 32: 132, 64: 32}[channels])
-    chunk = block * triton.cdiv(triton.cdiv(rows, block), count)
+    block, wanted, warps, stages = tile or WEIGHT_TILES[max(channels, filters)]
+    lines = 4 if channels * filters <= 32 * 32 else 1  # all at once where the product fits into registers
+    chunk = block * triton.cdiv(triton.cdiv(rows, block), wanted)
     count = triton.cdiv(rows, chunk)
     parts = torch.empty(count, out.numel(), device=x.device)
-    _weight_parts[(count, 3)](
-        x, dy, parts, rows, chunk, HEIGHT=height, WIDTH=width, IN=channels, OUT=filters, R=block, num_warps=4
+    _weight_parts[(count, 1 if lines == 4 else 3)](
+        x, dy, parts, rows, chunk,
+        HEIGHT=height, WIDTH=width, IN=channels, OUT=filters, LINES=lines, R=block, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     _add_parts[(triton.cdiv(out.numel(), 32),)](parts, out, count, out.numel(), B=32, num_warps=4)
 
@@ -92,7 +96,8 @@ def usable(x: Tensor, weight: Tensor, how: tuple[object, ...]) -> bool:
     """Is this a case for the kernels here? ``how``: stride, padding, dilation, groups."""
     plain = how == ((1, 1), (1, 1), (1, 1), 1)
     narrow = weight.shape[0] in WIDTHS and weight.shape[1] in WIDTHS and weight.shape[2:] == (3, 3)
-    return plain and narrow and x.is_cuda and x.dtype == torch.bfloat16
+    small = x.shape[2] * x.shape[3] <= 2**10  # beyond, cuDNN is faster
+    return plain and narrow and small and x.is_cuda and x.dtype == torch.bfloat16
 
 
 def forward(x: Tensor, weight: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from dcil import SparseNet
 from dcil.engine.flat import Flat, roles_of
-from dcil.engine.ops import Conv, Lane, Norm
+from dcil.engine.ops import Conv, Lane, Norm, Pool
 from dcil.engine.weights import Weights
 
 ADDITIONS = (operator.add, operator.iadd, torch.add)
@@ -119,6 +119,8 @@ class Rewriter:
                 node = take_over(graph, node, behind)
         elif isinstance(module, nn.Linear):
             self.parts[target] = self.linear(name, module, node)
+        elif isinstance(module, nn.MaxPool2d):
+            self.parts[target] = Pool(module)
         elif any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
             raise Unfusable(f"{name} is a {type(module).__name__}")
         else:

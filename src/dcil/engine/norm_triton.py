@@ -1,7 +1,8 @@
 """Batch norm, residual sum and ReLU in two kernels forward and two backward (Triton, channels innermost).
 
 A tensor is read as a matrix of rows (batch, height, width) by channels. The first kernel of each pair leaves partial
-sums, the second one adds them up itself: no third kernel, no atomic operation, so results repeat bit for bit.
+sums; the programs of the second one add them up themselves, or, where they are many, find it done by a third. There is
+no atomic operation, so results repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -15,11 +16,22 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 
 PROCESSORS = 132  # of an H100 or H200; elsewhere only the number of parts is less well chosen
+LARGE = 2**24  # elements: more than fits into the second-level cache
+WIDE = 256  # channels of a program, where the tensor is large
+READ = (4096, 8)  # elements of a block, programs for each processor
+WRITE = (2048, 2**20)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _place(channels: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The stretch of rows and the channels of this program; those beside each other in memory run at the same time."""
+    COLUMNS: tl.constexpr = (channels + C - 1) // C
+    return tl.program_id(0) // COLUMNS, tl.program_id(0) % COLUMNS * C + tl.arange(0, C)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _statistics(x, parts, rows, chunk, channels: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
-    part, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
+    part, c = _place(channels, C)
     inside = c < channels
     shift = tl.load(x + c, mask=inside, other=0.0).to(tl.float32)  # any value near the mean keeps the squares small
     one = tl.zeros([R, C], tl.float32)
@@ -45,18 +57,39 @@ def _total(parts, count, c, inside, channels: tl.constexpr, P: tl.constexpr):  #
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _fold(parts, count, channels: tl.constexpr, C: tl.constexpr, P: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sum of all parts in place of the first."""
+    c = tl.program_id(0) * C + tl.arange(0, C)
+    one = tl.zeros([P, C], tl.float32)
+    two = tl.zeros([P, C], tl.float32)
+    for first in range(0, count, P):
+        p = first + tl.arange(0, P)
+        ok = (p < count)[:, None] & (c < channels)[None, :]
+        at = parts + (2 * p[:, None]) * channels + c[None, :]
+        one += tl.load(at, mask=ok, other=0.0)
+        two += tl.load(at + channels, mask=ok, other=0.0)
+    tl.store(parts + c, tl.sum(one, 0), mask=c < channels)
+    tl.store(parts + channels + c, tl.sum(two, 0), mask=c < channels)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _normalize(x, residual, y, weight, bias, mean_out, scale_out, running_mean, running_var, parts,  # type: ignore[no-untyped-def]
                count, rows, chunk, eps, momentum,
                channels: tl.constexpr, R: tl.constexpr, C: tl.constexpr, P: tl.constexpr,
-               RELU: tl.constexpr, RESIDUAL: tl.constexpr, TRACK: tl.constexpr):  # fmt: skip
-    part, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
+               RELU: tl.constexpr, RESIDUAL: tl.constexpr, TRACK: tl.constexpr, KNOWN: tl.constexpr):  # fmt: skip
+    """KNOWN: in evaluation the statistics are the running ones."""
+    part, c = _place(channels, C)
     inside = c < channels
-    one, two = _total(parts, count, c, inside, channels, P)
-    off = one / rows
-    variance = tl.maximum(two / rows - off * off, 0.0)
-    mean = tl.load(x + c, mask=inside, other=0.0).to(tl.float32) + off
+    if KNOWN:
+        mean = tl.load(running_mean + c, mask=inside, other=0.0)
+        variance = tl.load(running_var + c, mask=inside, other=1.0)
+    else:
+        one, two = _total(parts, count, c, inside, channels, P)
+        off = one / rows
+        variance = tl.maximum(two / rows - off * off, 0.0)
+        mean = tl.load(x + c, mask=inside, other=0.0).to(tl.float32) + off
     scale = 1 / tl.sqrt_rn(variance + eps)
-    if part == 0:
+    if part == 0 and not KNOWN:
         tl.store(mean_out + c, mean, mask=inside)
         tl.store(scale_out + c, scale, mask=inside)
         if TRACK:
@@ -108,7 +141,7 @@ def _arriving(dy, dy2, y, at, ok, v, w, b, RELU: tl.constexpr, RESIDUAL: tl.cons
 def _reduce_gradient(x, y, dy, dy2, weight, bias, mean_in, scale_in, parts, rows, chunk,  # type: ignore[no-untyped-def]
                      channels: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
                      RELU: tl.constexpr, RESIDUAL: tl.constexpr, TWO: tl.constexpr):  # fmt: skip
-    part, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
+    part, c = _place(channels, C)
     inside = c < channels
     mean, scale, w, b = _normalization(weight, bias, mean_in, scale_in, c, inside)
     one = tl.zeros([R, C], tl.float32)
@@ -130,7 +163,7 @@ def _reduce_gradient(x, y, dy, dy2, weight, bias, mean_in, scale_in, parts, rows
 def _pass_gradient(x, y, dy, dy2, dx, dres, weight, bias, mean_in, scale_in, dweight, dbias, parts,  # type: ignore[no-untyped-def]
                    count, rows, chunk, channels: tl.constexpr, R: tl.constexpr, C: tl.constexpr, P: tl.constexpr,
                    RELU: tl.constexpr, RESIDUAL: tl.constexpr, TWO: tl.constexpr):  # fmt: skip
-    part, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
+    part, c = _place(channels, C)
     inside = c < channels
     one, two = _total(parts, count, c, inside, channels, P)
     if part == 0:
@@ -153,7 +186,7 @@ def _pass_gradient(x, y, dy, dy2, dx, dres, weight, bias, mean_in, scale_in, dwe
 
 @dataclass(frozen=True)
 class Plan:
-    """How the kernels divide a matrix among programs; the numbers are the best of a hundred tried on an H200.
+    """How the kernels divide a matrix among programs; the numbers are the best of those tried on an H200.
 
     A kernel has ``columns`` programs side by side; downwards it has one for each stretch of rows.
     """
@@ -162,8 +195,13 @@ class Plan:
     channels: int
 
     @property
+    def large(self) -> bool:
+        """Beyond the cache, what counts is to keep the memory busy."""
+        return self.rows * self.channels >= LARGE
+
+    @property
     def width(self) -> int:
-        return min(64, int(triton.next_power_of_2(self.channels)))
+        return min(WIDE if self.large else 64, int(triton.next_power_of_2(self.channels)))
 
     @property
     def columns(self) -> int:
@@ -180,11 +218,22 @@ class Plan:
         return blocks, int(triton.cdiv(self.rows, stretch)), stretch
 
     def reduce(self) -> tuple[dict[str, Any], int, int]:
-        """Few parts, since every program of the second kernel adds them all up."""
+        """Few parts, since every program of the second kernel adds them all up, unless that is done for them."""
+        if self.large:
+            return self.divide(READ[0], triton.cdiv(READ[1] * PROCESSORS, self.columns))
         return self.divide(8192, 128 if self.rows >= 2**16 else 64)
 
     def write(self, elements: int) -> tuple[dict[str, Any], int, int]:
+        if self.large:
+            return self.divide(WRITE[0], triton.cdiv(WRITE[1] * PROCESSORS, self.columns))
         return self.divide(elements, triton.cdiv(4 * PROCESSORS, self.columns))
+
+    def fold(self, parts: Tensor) -> int:
+        """How many parts are left to add up."""
+        if not self.large:
+            return len(parts)
+        _fold[(triton.cdiv(self.channels, 16),)](parts, len(parts), self.channels, C=16, P=128, num_warps=4)
+        return 1
 
 
 def forward(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, relu: bool,
@@ -197,15 +246,31 @@ def forward(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, ep
     parts = torch.empty(count, 2, channels, device=x.device)
     mean, scale = torch.empty(2, channels, device=x.device)
     y = torch.empty_like(x)
-    _statistics[(count, plan.columns)](x, parts, rows, chunk, **blocks)
+    _statistics[(count * plan.columns,)](x, parts, rows, chunk, **blocks)
+    count = plan.fold(parts)
     track = running or (mean, mean)
     blocks, programs, length = plan.write(8192)
-    _normalize[(programs, plan.columns)](
+    _normalize[(programs * plan.columns,)](
         x, x if residual is None else residual, y, weight, bias, mean, scale, *track, parts,
         count, rows, length, eps, momentum, P=triton.next_power_of_2(count),
-        RELU=relu, RESIDUAL=residual is not None, TRACK=running is not None, **blocks,
+        RELU=relu, RESIDUAL=residual is not None, TRACK=running is not None, KNOWN=False, **blocks,
     )  # fmt: skip
     return y, mean, scale
+
+
+def evaluate(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, relu: bool,
+             running: tuple[Tensor, Tensor]) -> Tensor:  # fmt: skip
+    """The output by the running statistics."""
+    channels = x.shape[1]
+    rows = x.numel() // channels
+    plan = Plan(rows, channels)
+    y = torch.empty_like(x)
+    blocks, programs, length = plan.write(8192)
+    _normalize[(programs * plan.columns,)](
+        x, x if residual is None else residual, y, weight, bias, *running, *running, weight,
+        1, rows, length, eps, 0.0, P=1, RELU=relu, RESIDUAL=residual is not None, TRACK=False, KNOWN=True, **blocks,
+    )  # fmt: skip
+    return y
 
 
 def backward(x: Tensor, y: Tensor, grads: list[Tensor], residual: bool, weight: Tensor, bias: Tensor, mean: Tensor,
@@ -219,11 +284,12 @@ def backward(x: Tensor, y: Tensor, grads: list[Tensor], residual: bool, weight: 
     kind = {"RELU": relu, "RESIDUAL": residual, "TWO": len(grads) > 1}
     dx = torch.empty_like(x)
     dres = torch.empty_like(x) if residual else None
-    _reduce_gradient[(count, plan.columns)](
+    _reduce_gradient[(count * plan.columns,)](
         x, y, grads[0], grads[-1], weight, bias, mean, scale, parts, rows, chunk, **kind, **blocks
     )  # fmt: skip
+    count = plan.fold(parts)
     blocks, programs, length = plan.write(4096 if x.numel() >= 2**22 else 8192)
-    _pass_gradient[(programs, plan.columns)](
+    _pass_gradient[(programs * plan.columns,)](
         x, y, grads[0], grads[-1], dx, dx if dres is None else dres, weight, bias, mean, scale, dweight, dbias, parts,
         count, rows, length, P=triton.next_power_of_2(count), **kind, **blocks,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The two operations that the fused networks are made of. Their parameters' gradients do not travel through autograd:
+"""The operations that the fused networks are made of. Their parameters' gradients do not travel through autograd:
 backward writes them where the optimizer reads them."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 try:
-    from dcil.engine import conv_triton, norm_triton
+    from dcil.engine import conv_triton, norm_triton, pool_triton
 
     TRITON = True
 except ImportError:  # the plain formulas below serve, as they do on the CPU
@@ -24,12 +24,14 @@ def new_stream(device: torch.device, urgent: bool = False) -> torch.cuda.Stream:
 
 
 class Lane:
-    """A side stream for weight gradients: nothing in the backward pass waits for them but its end."""
+    """Where weight gradients are computed, if wanted on a side stream: nothing in the backward pass waits for them but
+    its end, when those that cuDNN has put elsewhere are brought home together."""
 
     def __init__(self, device: torch.device, beside: bool, depth: int = 8) -> None:
         self.stream = new_stream(device) if beside and device.type == "cuda" else None
         self.depth = depth
         self.pending: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
+        self.away: list[tuple[Tensor, Tensor]] = []  # (home, gradient)
 
     def run(self, work: Any, *held: Tensor) -> None:
         """Do ``work`` beside the current stream; the tensors it reads are held until it is done."""
@@ -48,6 +50,15 @@ class Lane:
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
             self.pending.clear()
+        if self.away:
+            homes, gradients = ([flat(tensor) for tensor in side] for side in zip(*self.away, strict=True))
+            torch._foreach_copy_(homes, gradients)  # one kernel; as many small copies take longer than their bytes
+            self.away.clear()
+
+
+def flat(weight: Tensor) -> Tensor:
+    """As it lies in memory, channels last: a view."""
+    return weight.permute(0, 2, 3, 1).reshape(-1)
 
 
 class _Conv(Function):
@@ -70,7 +81,8 @@ class _Conv(Function):
             if ctx.narrow:
                 conv_triton.weight_gradient(x, dy, conv.gradient)
             else:
-                conv.gradient.copy_(torch.ops.aten.convolution_backward(*args, [False, True, False])[1])
+                found = torch.ops.aten.convolution_backward(*args, [False, True, False])[1]
+                conv.lane.away.append((conv.gradient, found))
 
         conv.lane.run(weight_gradient, x, dy)
         if not ctx.needs_input_grad[0]:
@@ -142,7 +154,41 @@ class Norm(nn.Module):
         self.wants = torch.zeros((), device=self.weight.device, requires_grad=True)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        return _Norm.apply(x, residual, self.wants, self)  # type: ignore[no-untyped-call]
+        if self.training:
+            return _Norm.apply(x, residual, self.wants, self)  # type: ignore[no-untyped-call]
+        x = x.contiguous(memory_format=torch.channels_last)
+        kernel = norm_triton.evaluate if TRITON and x.is_cuda else plain_evaluate
+        y = kernel(x, residual, self.weight, self.bias, self.eps, self.relu, self.running)
+        return (y, y) if self.outputs == 2 else y
+
+
+class _Pool(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, how: tuple[int, int, int]) -> Tensor:
+        y, winner = pool_triton.forward(x.contiguous(memory_format=torch.channels_last), *how)
+        ctx.save_for_backward(winner)
+        ctx.how, ctx.size = how, x.shape[2:]
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        (winner,) = ctx.saved_tensors
+        return pool_triton.backward(dy, winner, ctx.size, *ctx.how), None
+
+
+class Pool(nn.Module):
+    """Max pooling of square windows."""
+
+    def __init__(self, like: nn.MaxPool2d) -> None:
+        super().__init__()
+        self.like, self.how = like, (like.kernel_size, like.stride, like.padding)
+        plain = all(isinstance(number, int) for number in self.how) and like.dilation == 1
+        self.fast = TRITON and plain and not like.ceil_mode and not like.return_indices
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Pool.apply(x, self.how) if self.fast and x.is_cuda else self.like(x)  # type: ignore[no-untyped-call]
+        return out
 
 
 def _wide(vector: Tensor) -> Tensor:
@@ -160,9 +206,19 @@ def plain_forward(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tens
         running[0].lerp_(mean, momentum)
         running[1].lerp_(variance * (rows / (rows - 1)), momentum)
     y = (wide - _wide(mean)) * _wide(scale * weight) + _wide(bias)
+    return finished(y, residual, relu, x.dtype), mean, scale
+
+
+def plain_evaluate(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, relu: bool,
+                   running: tuple[Tensor, Tensor]) -> Tensor:  # fmt: skip
+    mean, variance = running
+    y = (x.float() - _wide(mean)) * _wide(torch.rsqrt(variance + eps) * weight) + _wide(bias)
+    return finished(y, residual, relu, x.dtype)
+
+
+def finished(y: Tensor, residual: Tensor | None, relu: bool, dtype: torch.dtype) -> Tensor:
     y = y if residual is None else y + residual.float()
-    y = y.relu() if relu else y
-    return y.to(x.dtype), mean, scale
+    return (y.relu() if relu else y).to(dtype)
 
 
 def plain_backward(

@@ -182,6 +182,16 @@ class Fused:
                         found |= program(x, track)
         return found
 
+    def evaluate(self, x: Tensor) -> Outputs:
+        """What the paths make of the images by their running statistics."""
+        self.begin()
+        for program in self.programs.values():
+            program.run.eval()
+        found = self.outputs(x, {path for group in self.programs for path in group})
+        for program in self.programs.values():
+            program.run.train()
+        return found
+
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
