@@ -56,8 +56,12 @@ def pool() -> None:
 
 def norm() -> None:
     norms(((2, 16, 9), (3, 40, 5)))
-    norm_triton.LARGE, norm_triton.READ = 0, (64, 8)  # as if they were large: hundreds of parts
-    norms(((6, 16, 12), (3, 40, 5)))
+    norm_triton.LARGE = 0  # as if they were large
+    norms(((2, 16, 9), (3, 40, 5)))
+    parts = torch.randn(300, 2, 40)
+    want = parts.sum(0)
+    assert norm_triton.Plan(10**6, 40).fold(parts) == 1
+    close(parts[0], want)
 
 
 def norms(shapes: Iterable[tuple[int, int, int]]) -> None:
@@ -66,7 +70,7 @@ def norms(shapes: Iterable[tuple[int, int, int]]) -> None:
     ):
         if residual and not relu:
             continue  # a sum is only taken over together with the ReLU behind it
-        x, weight, bias = last(n, channels, size, size), torch.rand(channels) + 0.5, torch.randn(channels)
+        x, weight, bias = last(n, channels, size, size) + 0.5, torch.rand(channels) + 0.5, torch.randn(channels)
         other = last(n, channels, size, size) if residual else None
         ours, theirs = ((torch.zeros(channels), torch.ones(channels)) for _ in range(2))
         got = norm_triton.forward(x, other, weight, bias, 1e-5, relu, ours, 0.1)
@@ -117,8 +121,18 @@ def selection() -> None:
         ordered = (keys.long() & 0xFFFFFFFF).sort().values
         for k in (1, 100, len(ordered)):
             number = torch.tensor(k)
-            assert int(kth_triton.smallest_key(keys, number)) == int(ordered[k - 1])
+            found = kth_triton.smallest_key(keys, number).tolist()
+            assert found == [int(ordered[k - 1]), int((ordered[k:] == ordered[k - 1]).sum())]
             assert int(kth.smallest_key(keys, number)) == int(ordered[k - 1])
+    for keys in (torch.randn(9000).square().view(torch.int32), torch.randint(50, (9000,)).int()):
+        place, old = torch.randperm(9000).int(), torch.rand(9000) < 0.5
+        order = sorted(range(9000), key=lambda i: (int(keys[i]), -int(place[i])))
+        for pruned in (1, 4567, 9000):
+            new, masks = torch.ones(9000, dtype=torch.bool), old.clone()
+            new[order[:pruned]] = False
+            changes = kth_triton.keep_largest(keys, place, torch.tensor(pruned), masks)
+            assert torch.equal(masks, new)
+            assert changes.tolist() == [int((new & ~old).sum()), int((old & ~new).sum())]
 
 
 def loss() -> None:

@@ -8,7 +8,7 @@ no atomic operation, so results repeat bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -16,10 +16,7 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 
 PROCESSORS = 132  # of an H100 or H200; elsewhere only the number of parts is less well chosen
-LARGE = 2**24  # elements: more than fits into the second-level cache
-WIDE = 256  # channels of a program, where the tensor is large
-READ = (4096, 8)  # elements of a block, programs for each processor
-WRITE = (2048, 2**20)
+LARGE = 2**24  # elements: what fits into the second-level cache
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -184,49 +181,49 @@ def _pass_gradient(x, y, dy, dy2, dx, dres, weight, bias, mean_in, scale_in, dwe
         tl.store(dx + at, g.to(dx.dtype.element_ty), mask=ok)
 
 
+class Division(NamedTuple):
+    """Block sizes, programs side by side, stretches of rows below each other, rows in each of these."""
+
+    blocks: dict[str, Any]
+    columns: int
+    parts: int
+    stretch: int
+
+    @property
+    def grid(self) -> tuple[int]:
+        return (self.columns * self.parts,)
+
+
 @dataclass(frozen=True)
 class Plan:
-    """How the kernels divide a matrix among programs; the numbers are the best of those tried on an H200.
-
-    A kernel has ``columns`` programs side by side; downwards it has one for each stretch of rows.
-    """
+    """How the kernels divide a matrix among programs; the numbers are the best of those tried on an H200."""
 
     rows: int
     channels: int
 
     @property
     def large(self) -> bool:
-        """Beyond the cache, what counts is to keep the memory busy."""
-        return self.rows * self.channels >= LARGE
+        """Beyond the cache what counts is to keep the memory busy."""
+        return self.rows * self.channels > LARGE
 
-    @property
-    def width(self) -> int:
-        return min(WIDE if self.large else 64, int(triton.next_power_of_2(self.channels)))
+    def divide(self, elements: int, programs: int, width: int = 64) -> Division:
+        width = min(width, int(triton.next_power_of_2(self.channels)))
+        columns, block = int(triton.cdiv(self.channels, width)), elements // width
+        most = triton.cdiv(self.rows, block)
+        stretch = block * triton.cdiv(most, max(1, min(most, triton.cdiv(programs, columns))))
+        blocks = {"channels": self.channels, "R": block, "C": width, "num_warps": 4}
+        return Division(blocks, columns, int(triton.cdiv(self.rows, stretch)), stretch)
 
-    @property
-    def columns(self) -> int:
-        return int(triton.cdiv(self.channels, self.width))
-
-    def blocks(self, elements: int) -> dict[str, Any]:
-        return {"channels": self.channels, "R": elements // self.width, "C": self.width, "num_warps": 4}
-
-    def divide(self, elements: int, parts: int) -> tuple[dict[str, Any], int, int]:
-        """Block sizes, the number of stretches and the rows in each."""
-        blocks = self.blocks(elements)
-        most = triton.cdiv(self.rows, blocks["R"])
-        stretch = blocks["R"] * triton.cdiv(most, max(1, min(most, parts)))
-        return blocks, int(triton.cdiv(self.rows, stretch)), stretch
-
-    def reduce(self) -> tuple[dict[str, Any], int, int]:
+    def reduce(self) -> Division:
         """Few parts, since every program of the second kernel adds them all up, unless that is done for them."""
-        if self.large:
-            return self.divide(READ[0], triton.cdiv(READ[1] * PROCESSORS, self.columns))
-        return self.divide(8192, 128 if self.rows >= 2**16 else 64)
+        parts = 128 if self.rows >= 2**16 else 64
+        columns = triton.cdiv(self.channels, 64)
+        return self.divide(8192, max(parts * columns, 4 * PROCESSORS if self.large else 0))
 
-    def write(self, elements: int) -> tuple[dict[str, Any], int, int]:
+    def write(self, elements: int) -> Division:
         if self.large:
-            return self.divide(WRITE[0], triton.cdiv(WRITE[1] * PROCESSORS, self.columns))
-        return self.divide(elements, triton.cdiv(4 * PROCESSORS, self.columns))
+            return self.divide(4096, self.rows * self.channels, width=128)  # a block for each program
+        return self.divide(elements, 4 * PROCESSORS)
 
     def fold(self, parts: Tensor) -> int:
         """How many parts are left to add up."""
@@ -242,18 +239,18 @@ def forward(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, ep
     channels = x.shape[1]
     rows = x.numel() // channels
     plan = Plan(rows, channels)
-    blocks, count, chunk = plan.reduce()
-    parts = torch.empty(count, 2, channels, device=x.device)
+    reading = plan.reduce()
+    parts = torch.empty(reading.parts, 2, channels, device=x.device)
     mean, scale = torch.empty(2, channels, device=x.device)
     y = torch.empty_like(x)
-    _statistics[(count * plan.columns,)](x, parts, rows, chunk, **blocks)
+    _statistics[reading.grid](x, parts, rows, reading.stretch, **reading.blocks)
     count = plan.fold(parts)
     track = running or (mean, mean)
-    blocks, programs, length = plan.write(8192)
-    _normalize[(programs * plan.columns,)](
+    writing = plan.write(8192)
+    _normalize[writing.grid](
         x, x if residual is None else residual, y, weight, bias, mean, scale, *track, parts,
-        count, rows, length, eps, momentum, P=triton.next_power_of_2(count),
-        RELU=relu, RESIDUAL=residual is not None, TRACK=running is not None, KNOWN=False, **blocks,
+        count, rows, writing.stretch, eps, momentum, P=triton.next_power_of_2(count),
+        RELU=relu, RESIDUAL=residual is not None, TRACK=running is not None, KNOWN=False, **writing.blocks,
     )  # fmt: skip
     return y, mean, scale
 
@@ -265,10 +262,11 @@ def evaluate(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, e
     rows = x.numel() // channels
     plan = Plan(rows, channels)
     y = torch.empty_like(x)
-    blocks, programs, length = plan.write(8192)
-    _normalize[(programs * plan.columns,)](
+    writing = plan.write(8192)
+    _normalize[writing.grid](
         x, x if residual is None else residual, y, weight, bias, *running, *running, weight,
-        1, rows, length, eps, 0.0, P=1, RELU=relu, RESIDUAL=residual is not None, TRACK=False, KNOWN=True, **blocks,
+        1, rows, writing.stretch, eps, 0.0, P=1,
+        RELU=relu, RESIDUAL=residual is not None, TRACK=False, KNOWN=True, **writing.blocks,
     )  # fmt: skip
     return y
 
@@ -279,18 +277,18 @@ def backward(x: Tensor, y: Tensor, grads: list[Tensor], residual: bool, weight: 
     channels = x.shape[1]
     rows = x.numel() // channels
     plan = Plan(rows, channels)
-    blocks, count, chunk = plan.reduce()
-    parts = torch.empty(count, 2, channels, device=x.device)
+    reading = plan.reduce()
+    parts = torch.empty(reading.parts, 2, channels, device=x.device)
     kind = {"RELU": relu, "RESIDUAL": residual, "TWO": len(grads) > 1}
     dx = torch.empty_like(x)
     dres = torch.empty_like(x) if residual else None
-    _reduce_gradient[(count * plan.columns,)](
-        x, y, grads[0], grads[-1], weight, bias, mean, scale, parts, rows, chunk, **kind, **blocks
+    _reduce_gradient[reading.grid](
+        x, y, grads[0], grads[-1], weight, bias, mean, scale, parts, rows, reading.stretch, **kind, **reading.blocks
     )  # fmt: skip
     count = plan.fold(parts)
-    blocks, programs, length = plan.write(4096 if x.numel() >= 2**22 else 8192)
-    _pass_gradient[(programs * plan.columns,)](
+    writing = plan.write(4096 if x.numel() >= 2**22 else 8192)
+    _pass_gradient[writing.grid](
         x, y, grads[0], grads[-1], dx, dx if dres is None else dres, weight, bias, mean, scale, dweight, dbias, parts,
-        count, rows, length, P=triton.next_power_of_2(count), **kind, **blocks,
+        count, rows, writing.stretch, P=triton.next_power_of_2(count), **kind, **writing.blocks,
     )  # fmt: skip
     return dx, dres

@@ -15,7 +15,7 @@ ELEMENTS = 2048  # of a program
 def _pool(x, y, winner, rows, HIGH: tl.constexpr, WIDE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,  # type: ignore[no-untyped-def]
           CHANNELS: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
           R: tl.constexpr, C: tl.constexpr):  # fmt: skip
-    r = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    r = tl.program_id(0) * R + tl.arange(0, R)  # pixels are counted in 32 bits, their values in 64
     c = tl.program_id(1) * C + tl.arange(0, C)
     top, left = (r // WIDTH) % HEIGHT * STRIDE - PAD, r % WIDTH * STRIDE - PAD
     image = r // (HEIGHT * WIDTH) * (HIGH * WIDE)
@@ -25,12 +25,12 @@ def _pool(x, y, winner, rows, HIGH: tl.constexpr, WIDE: tl.constexpr, HEIGHT: tl
     for tap in tl.static_range(K * K):
         down, across = top + tap // K, left + tap % K
         inside = (down >= 0) & (down < HIGH) & (across >= 0) & (across < WIDE)
-        at = (image + down * WIDE + across)[:, None] * CHANNELS + c[None, :]
+        at = (image + down * WIDE + across).to(tl.int64)[:, None] * CHANNELS + c[None, :]
         v = tl.load(x + at, mask=ok & inside[:, None], other=float("-inf")).to(tl.float32)
         better = (v > best) | (v != v)  # as torch: what is not a number wins
         best = tl.where(better, v, best)
         won = tl.where(better, tap, won)
-    at = r[:, None] * CHANNELS + c[None, :]
+    at = r.to(tl.int64)[:, None] * CHANNELS + c[None, :]
     tl.store(y + at, best.to(y.dtype.element_ty), mask=ok)
     tl.store(winner + at, won.to(tl.uint8), mask=ok)
 
@@ -39,7 +39,7 @@ def _pool(x, y, winner, rows, HIGH: tl.constexpr, WIDE: tl.constexpr, HEIGHT: tl
 def _give_back(dy, winner, dx, rows, HIGH: tl.constexpr, WIDE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,  # type: ignore[no-untyped-def]
                CHANNELS: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
                R: tl.constexpr, C: tl.constexpr):  # fmt: skip
-    r = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    r = tl.program_id(0) * R + tl.arange(0, R)  # pixels are counted in 32 bits, their values in 64
     c = tl.program_id(1) * C + tl.arange(0, C)
     down, across = (r // WIDE) % HIGH + PAD, r % WIDE + PAD
     image = r // (HIGH * WIDE) * (HEIGHT * WIDTH)
@@ -50,12 +50,12 @@ def _give_back(dy, winner, dx, rows, HIGH: tl.constexpr, WIDE: tl.constexpr, HEI
         y, x = down // STRIDE - window // EACH, across // STRIDE - window % EACH
         in_y, in_x = down - y * STRIDE, across - x * STRIDE
         inside = (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH) & (in_y < K) & (in_x < K)
-        at = (image + y * WIDTH + x)[:, None] * CHANNELS + c[None, :]
+        at = (image + y * WIDTH + x).to(tl.int64)[:, None] * CHANNELS + c[None, :]
         here = ok & inside[:, None]
         won = tl.load(winner + at, mask=here, other=255).to(tl.int32)
         g = tl.load(dy + at, mask=here, other=0.0).to(tl.float32)
         total += tl.where(won == (in_y * K + in_x).to(tl.int32)[:, None], g, 0.0)
-    tl.store(dx + r[:, None] * CHANNELS + c[None, :], total.to(dx.dtype.element_ty), mask=ok)
+    tl.store(dx + r.to(tl.int64)[:, None] * CHANNELS + c[None, :], total.to(dx.dtype.element_ty), mask=ok)
 
 
 def forward(x: Tensor, kernel: int, stride: int, pad: int) -> tuple[Tensor, Tensor]:

@@ -36,26 +36,31 @@ class Ranking:
             here.copy_(Weight().mask(layer, numbers + self.size))
             self.size += count
         self.gaps = (self.place == LAST).nonzero().flatten()
-        kernels = kth_triton is not None and flat.device.type == "cuda"
-        self.smallest = kth_triton.smallest_key if kernels else smallest_key
+        self.kernels = kth_triton is not None and flat.device.type == "cuda"
 
     def __call__(self, now: Moment) -> Tensor:
         """As ``Method.move_masks``."""
-        pruned = int(self.method.sparsity_at(now.step) * self.size)
-        old, new = self.flat.masks.clone(), self.kept(pruned)
-        self.flat.masks.copy_(new)
+        pruned, masks = int(self.method.sparsity_at(now.step) * self.size), self.flat.masks
+        if self.kernels and pruned > 0:
+            return kth_triton.keep_largest(self.keys(), self.place, torch.full((), pruned, device=masks.device), masks)
+        old, new = masks.clone(), self.kept(pruned)
+        masks.copy_(new)
         return torch.stack([(new & ~old).sum(), (old & ~new).sum()])
+
+    def keys(self) -> Tensor:
+        """The squares, as integers in the same order; the gaps come last."""
+        scores = self.flat.weights[: self.flat.head].square()
+        return scores.index_fill_(0, self.gaps, torch.inf).view(torch.int32)
 
     def kept(self, pruned: int) -> Tensor:
         """As ``dcil.masks.keep_largest`` of the squares; the gaps are kept too."""
         if pruned == 0:
             return torch.ones_like(self.flat.masks)
-        scores = self.flat.weights[: self.flat.head].square()
-        keys = scores.index_fill_(0, self.gaps, torch.inf).view(torch.int32)  # in the order of what is not negative
-        threshold = self.smallest(keys, torch.full((), pruned, device=keys.device))
+        keys = self.keys()
+        threshold = smallest_key(keys, torch.full((), pruned, device=keys.device))
         above, tied = keys > threshold, keys == threshold
         room = keys.numel() - pruned - above.sum()
-        last = self.smallest(torch.where(tied, self.place, LAST), room)
+        last = smallest_key(torch.where(tied, self.place, LAST), room)
         return above | (tied & (self.place <= last) & (room > 0))
 
 
