@@ -137,7 +137,7 @@ class Rewriter:
         source = node.args[0]
         first = isinstance(source, fx.Node) and source.op == "placeholder"
         self.weights.place(f"{name}.weight", first)
-        return Conv(f"{name}.weight", module, self.lane, self.flat.device)
+        return Conv(f"{name}.weight", module, self.lane, self.flat.device, 1 if first else len(self.paths))
 
     def norm(self, name: str, module: nn.BatchNorm2d, relu: bool) -> Norm:
         if not (module.affine and module.track_running_stats and module.momentum is not None):

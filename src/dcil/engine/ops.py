@@ -66,9 +66,9 @@ class _Conv(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, conv: Conv) -> Tensor:
         ctx.conv = conv
         ctx.save_for_backward(x)
-        ctx.narrow = TRITON and conv_triton.usable(x, conv.value, conv.kind)
-        if ctx.narrow:
-            return conv_triton.forward(x, conv.value)
+        ctx.groups = conv_triton.usable(x, conv.value, conv.kind, conv.blocks) if TRITON else 0
+        if ctx.groups:
+            return conv_triton.forward(x, conv.value, ctx.groups)
         return torch.ops.aten.convolution(x, conv.value, *conv.how)  # type: ignore[no-any-return]
 
     @staticmethod
@@ -78,8 +78,8 @@ class _Conv(Function):
         args = (dy, x, conv.value, None, *conv.how[1:])
 
         def weight_gradient() -> None:
-            if ctx.narrow:
-                conv_triton.weight_gradient(x, dy, conv.gradient)
+            if ctx.groups:
+                conv_triton.weight_gradient(x, dy, conv.gradient, ctx.groups)
             else:
                 found = torch.ops.aten.convolution_backward(*args, [False, True, False])[1]
                 conv.lane.away.append((conv.gradient, found))
@@ -87,20 +87,20 @@ class _Conv(Function):
         conv.lane.run(weight_gradient, x, dy)
         if not ctx.needs_input_grad[0]:
             return None, None, None
-        if ctx.narrow:
-            return conv_triton.backward(dy, conv.value), None, None
+        if ctx.groups:
+            return conv_triton.backward(dy, conv.value, ctx.groups), None, None
         return torch.ops.aten.convolution_backward(*args, [True, False, False])[0], None, None
 
 
 class Conv(nn.Module):
-    """A convolution whose weight and weight gradient live in given memory."""
+    """A convolution whose weight and weight gradient live in given memory; ``blocks`` are on the weight's diagonal."""
 
     value: Tensor
     gradient: Tensor
 
-    def __init__(self, name: str, like: nn.Conv2d, lane: Lane, device: torch.device) -> None:
+    def __init__(self, name: str, like: nn.Conv2d, lane: Lane, device: torch.device, blocks: int) -> None:
         super().__init__()
-        self.name, self.lane = name, lane
+        self.name, self.lane, self.blocks = name, lane, blocks
         self.how = (None, like.stride, like.padding, like.dilation, False, [0, 0], like.groups)
         self.kind = tuple(like.stride), tuple(like.padding), tuple(like.dilation), like.groups
         # Without an input that wants a gradient, autograd would not come by.
