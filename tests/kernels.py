@@ -1,4 +1,4 @@
-"""The GPU engine's Triton kernels against plain torch, one by one, in Triton's interpreter: ``python kernels.py NAME``.
+"""The GPU engine's Triton kernels against plain torch, one by one: ``python kernels.py NAME DEVICE``.
 
 Run by test_kernels.py in a process of its own, because kernels are interpreted or not from their import on.
 """
@@ -21,7 +21,8 @@ from dcil.engine.source import OnDevice
 
 
 def last(*shape: int) -> Tensor:
-    return torch.randn(*shape).to(memory_format=torch.channels_last)
+    """Numbers that bfloat16 has: then the GPU's short products are exact."""
+    return torch.randn(*shape).bfloat16().float().to(memory_format=torch.channels_last)
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
@@ -169,7 +170,7 @@ def batch() -> None:
 
     for pad, flip in ((2, True), (0, False)):
         data = Dataset("random", split(33), split(5), 5, (0.4, 0.5, 0.6), (0.2, 0.25, 0.3), pad, flip)
-        loader = data.loader(10, "cpu", 0)
+        loader = data.loader(10, torch.get_default_device(), 0)
         plain, kernel = OnDevice(loader, kernel=False), OnDevice(loader, kernel=True)
         for size, _ in zip(plain.train(1), kernel.train(1), strict=True):
             (x, y), (other_x, other_y) = plain.batch(size), kernel.batch(size)
@@ -193,4 +194,5 @@ CHECKS = {check.__name__: check for check in (conv, norm, pool, seen, selection,
 
 if __name__ == "__main__":
     torch.manual_seed(0)
+    torch.set_default_device(sys.argv[2])
     CHECKS[sys.argv[1]]()
