@@ -18,8 +18,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dcil import DPF, METHODS, OBS, SparseNet, Weight, data
-from dcil.engine import ALONE, Diverged, EagerEngine, GraphEngine, Speed, obstacle
+from dcil.engine import ALONE, Diverged, EagerEngine, GraphEngine, Speed, graph, obstacle
 from dcil.engine.flat import Flat
+from dcil.engine.fuse import OwnThread
+from dcil.engine.graph import choose_route
 from dcil.engine.ranking import Ranking, fits
 from dcil.engine.route import Fused, Plain
 from dcil.engine.sgd import SGD
@@ -274,6 +276,34 @@ def test_an_update_does_not_wait_for_another_run_that_is_recording():
 class Noisy(DPF):
     def group_scores(self, layer, state):
         return torch.rand(layer.weight.numel(), generator=torch.Generator().manual_seed(self.seed))
+
+
+def test_tracing_leaves_the_modules_of_other_threads_alone():
+    """torch.fx redirects the calls of all modules while it traces; another run may be in the middle of one."""
+    other, failures, done = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), [], threading.Event()
+
+    def call() -> None:
+        try:
+            while not done.is_set():
+                assert isinstance(other(torch.ones(1, 4)), torch.Tensor)
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    for _ in range(3):
+        OwnThread().trace(nn.Sequential(*(nn.Linear(4, 4) for _ in range(300))))
+    done.set()
+    thread.join()
+    assert not failures
+
+
+def test_only_one_run_at_a_time_chooses_its_way(monkeypatch):
+    """cuDNN may look for the best algorithm then, and waits for the device; that would spoil another's recording."""
+    seen = []
+    monkeypatch.setattr(graph, "choose_route", lambda *args: seen.append(ALONE._is_owned()) or choose_route(*args))
+    go(built("dcil", "cpu", Speed("graph", "fp32"), "wrn-10-1"), 1)
+    assert seen == [True]
 
 
 def test_only_updates_that_stay_on_the_device_are_recorded():

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +29,25 @@ ADDITIONS = (operator.add, operator.iadd, torch.add)
 
 class Unfusable(Exception):
     """The network has something that this file does not know; the plain way serves it."""
+
+
+class OwnThread(fx.Tracer):
+    """Traces what this thread calls. While a tracer is at work, torch sends it the modules of every thread: those of
+    other runs are theirs to call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+
+    @property
+    def called(self) -> bool:
+        return threading.get_ident() == self.thread
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return super().call_module(m, forward, args, kwargs) if self.called else forward(*args, **kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        return super().getattr(attr, attr_val, parameter_proxy_cache) if self.called else attr_val
 
 
 class Head(nn.Module):
@@ -83,7 +104,7 @@ class Rewriter:
 
     def build(self) -> Program:
         try:
-            graph = fx.Tracer().trace(self.net.model)
+            graph = OwnThread().trace(self.net.model)
         except Exception as error:  # tracing runs the user's code on stand-ins: anything may come
             raise Unfusable(f"cannot be traced: {error}") from None
         if any(node.op == "get_attr" for node in graph.nodes):

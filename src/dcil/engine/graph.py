@@ -22,7 +22,7 @@ from dcil.engine.flat import Flat
 from dcil.engine.fuse import Unfusable
 from dcil.engine.moves import RecordedMoves
 from dcil.engine.ops import TRITON
-from dcil.engine.record import Recorder, undone
+from dcil.engine.record import ALONE, Recorder, undone
 from dcil.engine.route import Fused, Outputs, Plain, Route, Streams, all_at_once, one_at_a_time
 from dcil.engine.sgd import SGD
 from dcil.engine.source import source
@@ -130,7 +130,7 @@ class GraphEngine:
     def recording(self, kind: str, size: int, form: Hashable, work: Callable[[], None]) -> Callable[[], None]:
         key = (kind, size, form)
         if key not in self.recordings:
-            with undone(self.changed()):
+            with ALONE, undone(self.changed()):
                 if self.route is None and kind == "train":
                     self.route = choose_route(self.net, self.flat, self.speed, self.source.batch(size)[0])
                 self.recordings[key] = self.recorder.record(work, before=self.source.rewind)

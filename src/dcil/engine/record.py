@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dcil.engine.ops import new_stream
 
-#: Building networks (torch's global random numbers) and recording (one at a time) exclude each other in a process.
+#: What only one run of a process may do at a time: build a network (torch's global random numbers), trace it, record,
+#: and whatever lets cuDNN choose among algorithms, for which it waits for the whole device, which spoils a recording.
 ALONE = threading.RLock()
 WARM_UPS = 3  # for what libraries do on first sight: choosing algorithms, compiling, allocating
 

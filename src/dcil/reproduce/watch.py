@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from dcil import SparseNet, Update
 from dcil.data import Batches, Loader
 from dcil.data.batches import Batch
-from dcil.engine import Speed
+from dcil.engine import ALONE, Speed
 from dcil.engine.eager import autocast
 from dcil.train.files import write_whole
 
@@ -139,7 +139,7 @@ def top1(net: SparseNet, loader: Batches, speed: Speed) -> Tensor:
     net.eval()
     hits = torch.zeros((), dtype=torch.double, device=loader.device)
     images = 0
-    with autocast(loader.device, speed):
+    with ALONE, autocast(loader.device, speed):
         for x, y in test_batches(loader):
             hits += (net.path("pruned", x).argmax(1) == y).sum()
             images += len(y)
