@@ -23,7 +23,7 @@ from dcil import data
 from dcil.commands.reproduce import main, place_of, seconds
 from dcil.engine import Speed
 from dcil.errors import UserError
-from dcil.reproduce import iterations, paper, record, report, tables
+from dcil.reproduce import age, iterations, paper, record, report, tables
 from dcil.reproduce.cells import Cell, cell_of, shortened
 from dcil.reproduce.compare import Ours, lines
 from dcil.reproduce.paper import Row
@@ -323,6 +323,20 @@ def test_ours_stands_beside_the_papers(trained, tiny_table, tmp_path):
     assert f"{sum(last) / 2:.2f} ±" in row and "99.99 ± 0.00" in row and "last below, best above" in row
     missing = next(line for line in (tmp_path / "results.md").read_text().splitlines() if "| dcil | 50 %" in line)
     assert "not run" in missing and "a printed remark" in missing
+
+
+def test_accuracy_by_the_age_of_the_masks():
+    """Ten epochs of 7 steps, masks every 4: epochs 9 and 10, the last fifth, end 63 % 4 = 3 and 70 % 4 = 2 steps on."""
+    method = {"every": 4, "epoch_steps": 7}
+    top1 = [float(epoch) for epoch in range(1, 11)]
+    made = record.Record(
+        Path(), "cell", 0, {"config": {"method": method}, "epochs": {"top1": top1, "updates": [1] * 10}}
+    )
+    assert age.by_age(made) == [(3, 9.0), (2, 10.0)]
+    never = record.Record(
+        Path(), "cell", 0, {"config": {"method": method}, "epochs": {"top1": top1, "updates": [0] * 10}}
+    )
+    assert age.by_age(never) == []
 
 
 def test_trials_are_never_mixed_in(trained, tiny_table, tmp_path):

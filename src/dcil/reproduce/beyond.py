@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dcil.reproduce import pictures, tables
+from dcil.reproduce import age, pictures, tables
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.compare import Ours, paces
 from dcil.reproduce.page import Block, Cells, Heading, Table, Text
@@ -29,6 +29,7 @@ def blocks(ours: Ours, looks: Sequence[dict[str, Any]], found: dict[str, str]) -
         Text("Median seconds per epoch, against DPF with the same network, hardware and runs at once; paper: 1.5."),
         cost(ours, run),
         *iterations(looks),
+        *age.blocks(ours, run),
         Heading("What mask updates do"),
         Text(
             "Change: weights revived by a mask update, in percent of the prunable weights, over the first and the last "
