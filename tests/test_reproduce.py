@@ -327,16 +327,10 @@ def test_ours_stands_beside_the_papers(trained, tiny_table, tmp_path):
 
 def test_accuracy_by_the_age_of_the_masks():
     """Ten epochs of 7 steps, masks every 4: epochs 9 and 10, the last fifth, end 63 % 4 = 3 and 70 % 4 = 2 steps on."""
-    method = {"every": 4, "epoch_steps": 7}
-    top1 = [float(epoch) for epoch in range(1, 11)]
-    made = record.Record(
-        Path(), "cell", 0, {"config": {"method": method}, "epochs": {"top1": top1, "updates": [1] * 10}}
-    )
-    assert age.by_age(made) == [(3, 9.0), (2, 10.0)]
-    never = record.Record(
-        Path(), "cell", 0, {"config": {"method": method}, "epochs": {"top1": top1, "updates": [0] * 10}}
-    )
-    assert age.by_age(never) == []
+    method, top1 = {"every": 4, "epoch_steps": 7}, [float(epoch) for epoch in range(1, 11)]
+    for updates, found in ((1, [(3, 9.0), (2, 10.0)]), (0, [])):
+        raw = {"config": {"method": method}, "epochs": {"top1": top1, "updates": [updates] * 10}}
+        assert age.by_age(record.Record(Path(), "cell", 0, raw)) == found
 
 
 def test_trials_are_never_mixed_in(trained, tiny_table, tmp_path):
