@@ -26,28 +26,29 @@ INLINE void add_tap(V* sums, const ConvArgs& a, const float* base, const Tap& ta
   for (int t = 0; t < R * C; t++) sums[t] += w * load(under<C, Step>(p, a, t));
 }
 
-/// sums[t] += every tap. Small tiles keep several partial sums, so that additions need not wait for each other.
+/// Partial sums per tile vector: small tiles keep several, so that additions need not wait for each other.
+constexpr int ways(int tile) { return tile >= 8 ? 1 : tile >= 4 ? 2 : 4; }
+
+/// sums[t] += every tap, with ways(T) sums for each of the T; returns the tap after the last.
 template <int R, int C, int Step>
-INLINE void add_taps(V* sums, const ConvArgs& a, const float* base, const Tap* tap, const Tap* end) {
-  constexpr int T = R * C, Ways = T >= 8 ? 1 : T >= 4 ? 2 : 4, AtOnce = Ways == 1 ? 2 : Ways;
-  V part[T * Ways] = {};
+INLINE const Tap* add_taps(V* sums, const ConvArgs& a, const float* base, const Tap* tap, int count) {
+  constexpr int T = R * C, Ways = ways(T), AtOnce = Ways == 1 ? 2 : Ways;
 #pragma GCC unroll 32
-  for (int t = 0; t < T; t++) part[t] = sums[t];
-  for (; tap + AtOnce <= end; tap += AtOnce) {
+  for (int t = T; t < T * Ways; t++) sums[t] = V{};
+  for (; count >= AtOnce; count -= AtOnce, tap += AtOnce) {
 #pragma GCC unroll 4
-    for (int i = 0; i < AtOnce; i++) add_tap<R, C, Step>(part + i % Ways * T, a, base, tap[i]);
+    for (int i = 0; i < AtOnce; i++) add_tap<R, C, Step>(sums + i % Ways * T, a, base, tap[i]);
   }
 #pragma GCC unroll 4
   for (int i = 0; i < AtOnce - 1; i++) {
-    if (tap + i >= end) break;
-    add_tap<R, C, Step>(part + i % Ways * T, a, base, tap[i]);
+    if (i >= count) break;
+    add_tap<R, C, Step>(sums + i % Ways * T, a, base, tap[i]);
   }
-#pragma GCC unroll 32
-  for (int t = 0; t < T; t++) {
-    sums[t] = part[t];
 #pragma GCC unroll 4
-    for (int i = 1; i < Ways; i++) sums[t] += part[i * T + t];
-  }
+  for (int i = 1; i < Ways; i++)
+#pragma GCC unroll 32
+    for (int t = 0; t < T; t++) sums[t] += sums[i * T + t];
+  return tap + count;
 }
 
 /// Calls body(y, x) for tiles that cover the wanted rectangle; the last ones step back and overlap.
@@ -63,20 +64,21 @@ INLINE const float* origin(const ConvArgs& a, int y, int x) {
   return p;
 }
 
-/// One block of input channels; sums rest in the scratch between blocks.
-template <int R, int C, int Step>
-INLINE void conv_block(const ConvArgs& a, int block, int y, int x) {
+/// One block of input channels; sums rest in the scratch between blocks. First and last are known to the compiler,
+/// because rows are short: at 95 % sparsity whatever is asked per row costs as much as a tap.
+template <int R, int C, int Step, bool First, bool Last>
+INLINE void conv_block(const ConvArgs& a, const Rows& rows, int y, int x) {
   constexpr int T = R * C;
-  const Rows& rows = a.blocks[block];
   const float* base = origin(a, y, x);
+  const Tap* tap = rows.taps + rows.start[rows.begin];  // rows follow each other, so this one pointer sees them all
   for (int i = rows.begin; i < rows.end; i++) {
     const int channel = rows.channel[i];
     float* rest = a.scratch + long(channel) * T * LANES;
-    V sums[T];
+    V sums[T * ways(T)];
 #pragma GCC unroll 32
-    for (int t = 0; t < T; t++) sums[t] = block ? load(rest + t * LANES) : splat(a.finish.bias[channel]);
-    add_taps<R, C, Step>(sums, a, base, rows.taps + rows.start[i], rows.taps + rows.start[i + 1]);
-    if (block == a.block_count - 1) {
+    for (int t = 0; t < T; t++) sums[t] = First ? splat(a.finish.bias[channel]) : load(rest + t * LANES);
+    tap = add_taps<R, C, Step>(sums, a, base, tap, rows.start[i + 1] - rows.start[i]);
+    if (Last) {
       finish<R, C>(a.finish, channel, y, x, sums);
     } else {
 #pragma GCC unroll 32
@@ -87,8 +89,15 @@ INLINE void conv_block(const ConvArgs& a, int block, int y, int x) {
 
 template <int R, int C, int Step>
 static void conv(const ConvArgs& a) {
+  const int last = a.block_count - 1;
+  if (last == 0) {
+    for_tiles<R, C>(a, [&](int y, int x) { conv_block<R, C, Step, true, true>(a, a.blocks[0], y, x); });
+    return;
+  }
   for_tiles<R, C>(a, [&](int y, int x) {
-    for (int block = 0; block < a.block_count; block++) conv_block<R, C, Step>(a, block, y, x);
+    conv_block<R, C, Step, true, false>(a, a.blocks[0], y, x);
+    for (int b = 1; b < last; b++) conv_block<R, C, Step, false, false>(a, a.blocks[b], y, x);
+    conv_block<R, C, Step, false, true>(a, a.blocks[last], y, x);
   });
 }
 
@@ -96,13 +105,12 @@ template <int R, int C, int Step>
 static void conv_by_channel(const ConvArgs& a) {
   const Rows& rows = a.blocks[0];
   for (int i = rows.begin; i < rows.end; i++) {
-    const int channel = rows.channel[i];
-    const Tap *tap = rows.taps + rows.start[i], *end = rows.taps + rows.start[i + 1];
+    const int channel = rows.channel[i], count = rows.start[i + 1] - rows.start[i];
     for_tiles<R, C>(a, [&](int y, int x) {
-      V sums[R * C];
+      V sums[R * C * ways(R * C)];
 #pragma GCC unroll 32
       for (int t = 0; t < R * C; t++) sums[t] = splat(a.finish.bias[channel]);
-      add_taps<R, C, Step>(sums, a, origin(a, y, x), tap, end);
+      add_taps<R, C, Step>(sums, a, origin(a, y, x), rows.taps + rows.start[i], count);
       finish<R, C>(a.finish, channel, y, x, sums);
     });
   }

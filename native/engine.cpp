@@ -5,6 +5,19 @@
 
 namespace dcil {
 
+namespace {
+
+/// Where nobody shares a layer its rows go back into the order that suits one thread.
+void unshare(Program& program) {
+  for (Step& s : program.steps) {
+    if (s.work != Work::Conv || s.choice.split != Split::Channels) continue;
+    s.choice.split = Split::None;
+    s.packed = pack(*s.op, *program.values[s.in[0]].layout, s.choice, 1);
+  }
+}
+
+}  // namespace
+
 Engine::Runner::Runner(const Program& program, int arena_count) : team(program.threads) {
   for (int i = 0; i < arena_count; i++) arenas.push_back(std::make_unique<Arena>(program));
   scratch.assign(size_t(program.threads), Aligned<float>(size_t(program.scratch_floats())));
@@ -20,17 +33,31 @@ Engine::Prepared& Engine::prepared(int images) {
   auto program = std::make_unique<Program>(graph_, kernels_, images, threads_);
   Team team(threads_);
   tune(*program, team, tune_seconds_);
-  const Seconds alone = time_program(*program, team, Crew::Alone);
-  if (threads_ > 1) {  // threads that do not help stay out of it
-    // A little gain on an idle machine is a loss on a busy one, where everybody waits for the last at every layer.
-    p.together = time_program(*program, team, Crew::Together).wall < alone.wall * 0.88;
-    // Only a clear loss counts: on a core that somebody else keeps busy just now, groups apart take their turns.
-    for (int i = 0; i < 3 && !p.apart; i++)
-      p.apart = time_program(*program, team, Crew::Apart).wall < 1.15 * alone.wall * threads_;
-  }
-  p.seconds = alone.worked / images;
   p.program = std::move(program);
+  if (threads_ > 1) choose_crew(p, team);
   return p;
+}
+
+/// Threads that do not help stay out of it.
+void Engine::choose_crew(Prepared& p, Team& team) const {
+  const auto wall = [&](Crew crew) { return time_program(*p.program, team, crew).wall; };
+  const double alone = wall(Crew::Alone);
+  // A little gain on an idle machine is a loss on a busy one, where everybody waits for the last at every layer.
+  p.together = wall(Crew::Together) < alone * 0.88;
+  if (!p.together) unshare(*p.program);
+  // Only a clear loss counts: on a core that somebody else keeps busy just now, groups apart take their turns.
+  for (int i = 0; i < 3 && !p.apart; i++) {
+    const double now = i ? wall(Crew::Alone) : alone;  // it may be busier by now
+    p.apart = wall(Crew::Apart) < 1.15 * now * threads_;
+  }
+}
+
+/// What an image takes in groups of `images`, measured when somebody asks.
+double Engine::seconds(int images) {
+  Prepared& p = prepared(images);
+  Team alone(1);
+  if (p.seconds == 0) p.seconds = time_program(*p.program, alone, Crew::Alone).worked / images;
+  return p.seconds;
 }
 
 /// The arrangement for a batch: few images in large pieces stay in the cache, many need no halos; measured.
@@ -40,7 +67,7 @@ Engine::Prepared& Engine::prepared_for(int count) {
   if (!chosen_.count(most)) {
     int best = 1;
     for (int images = 2; images <= most; images *= 2) {
-      const double here = prepared(images).seconds, least = prepared(best).seconds;
+      const double here = seconds(images), least = seconds(best);
       if (here < least) best = images;
       if (here > 1.15 * least) break;  // more will not be better
     }

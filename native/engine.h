@@ -33,13 +33,15 @@ class Engine {
     std::unique_ptr<Program> program;
     bool together = false;  // does a team that shares every layer beat one thread?
     bool apart = false;     // does a team whose threads have a group of images each?
-    double seconds = 0;     // per image
+    double seconds = 0;     // per image; 0: not measured yet
     std::vector<std::unique_ptr<Runner>> idle;
     int runners = 0;
   };
 
   Prepared& prepared_for(int count);
   Prepared& prepared(int images);
+  void choose_crew(Prepared& p, Team& team) const;
+  double seconds(int images);
   std::unique_ptr<Runner> borrow(Prepared& p);
   void run_groups(const Prepared& p, Runner& r, const float* in, int count, float* out) const;
 

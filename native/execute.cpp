@@ -99,7 +99,7 @@ void run_conv(const Member& m, const Step& s) {
   if (rows.begin == rows.end) return;
   a.y0 = rows.begin;
   a.y1 = rows.end;
-  if (extent(m.program, s).one_row) {
+  if (s.one_row) {
     a.x0 = rows.begin * a.x1;
     a.x1 = rows.end * a.x1;
     a.y0 = 0;
@@ -118,13 +118,31 @@ void run_conv(const Member& m, const Step& s) {
   }
 }
 
+/// Some channels of a value, each from its own `step` floats further on, by a table that serves all of them.
+void gather(const Member& m, int value, Range own, const float* from, long step, const std::vector<int32_t>& table,
+            int32_t limit) {
+  const Layout& to = layout(m, value);
+  const Geometry& g = to.geometry;
+  const bool halo = to.gathers_halo();
+  GatherArgs a{};
+  a.row = to.row();
+  a.rows = halo ? g.top + g.height + g.bottom : g.height;
+  a.width = int(table.size()) / a.rows / to.lanes.count;
+  a.index = table.data();
+  a.limit = limit;
+  a.fill = g.fill;
+  for (int c = own.begin; c < own.end; c++) {
+    a.to = (halo ? m.arena.value(value) : m.arena.planes(value).data) + c * to.plane();
+    a.from = from + c * step;
+    m.program.kernels.gather(a);
+  }
+  if (!halo) exchange(m, value, own);
+}
+
 void run_gather(const Member& m, const Step& s) {
-  const Layout &from = layout(m, s.in[0]), &to = layout(m, s.out);
-  const long from_plane = from.geometry.flat ? 1 : from.plane();
-  const Range own = share(to.shape.c, m);
-  for (int c = own.begin; c < own.end; c++)
-    m.program.kernels.gather(m.arena.value(s.out) + c * to.plane(), m.arena.value(s.in[0]) + c * from_plane,
-                             s.table.data(), long(s.table.size()), INT32_MAX, to.geometry.fill);
+  const Layout& from = layout(m, s.in[0]);
+  const long step = from.geometry.flat ? 1 : from.plane();
+  gather(m, s.out, share(from.shape.c, m), m.arena.value(s.in[0]), step, s.table, INT32_MAX);
 }
 
 void run_pool(const Member& m, const Step& s) {
@@ -194,20 +212,10 @@ void run_map(const Member& m, const Step& s) {
 
 void run_mean(const Member& m, const Step& s) {
   const Layout& in = layout(m, s.in[0]);
-  const Lanes& l = in.lanes;
-  const int tiles = l.rows * l.columns;
-  const float share_of_one = 1.0f / float(long(in.shape.h) * in.shape.w);
-  alignas(64) float sums[16];
   const Range own = share(in.shape.c, m);
-  for (int c = own.begin; c < own.end; c++) {
-    m.program.kernels.plane_sum(m.arena.planes(s.in[0]), c, in.geometry.height, in.geometry.width, sums);
-    for (int n = 0; n < l.images; n++) {
-      float* own_sums = sums + n * tiles;
-      for (int half = tiles / 2; half > 0; half /= 2)  // in pairs: a sum of 16 one by one would wait 16 times
-        for (int t = 0; t < half; t++) own_sums[t] += own_sums[t + half];
-      m.arena.value(s.out)[long(n) * in.shape.c + c] = own_sums[0] * share_of_one;
-    }
-  }
+  const float share_of_one = 1.0f / float(long(in.shape.h) * in.shape.w);
+  m.program.kernels.mean({m.arena.planes(s.in[0]), own.begin, own.end, in.geometry.height, in.geometry.width,
+                          in.lanes.images, in.shape.c, share_of_one, m.arena.value(s.out)});
 }
 
 void copy_images(const Member& m, int value, int count, Range channels, float* to) {
@@ -246,15 +254,8 @@ void run_linear(const Member& m, const Step& s) {
 }  // namespace
 
 Extent extent(const Program& program, const Step& s) {
-  const Window& w = s.op->window;
   const Geometry& out = program.values[s.out].geometry;
-  bool flat = w.kh * w.kw * w.sy * w.sx == 1 && w.top + w.left == 0;
-  for (int v : {s.in[0], s.out, s.residual, s.twin}) {
-    if (v < 0) continue;
-    const Geometry& g = program.values[v].geometry;
-    flat &= g.top + g.left + g.bottom + g.right == 0;
-  }
-  return flat ? Extent{1, out.height * out.width, true} : Extent{out.height, out.width, false};
+  return s.one_row ? Extent{1, out.height * out.width} : Extent{out.height, out.width};
 }
 
 void run_step(const Member& m, const Step& s) {
@@ -274,11 +275,17 @@ void run_step(const Member& m, const Step& s) {
 
 void load_input(const Member& m, const float* images, int count) {
   const Layout& to = layout(m, 0);
-  const long image = to.shape.size(), plane = long(to.shape.h) * to.shape.w;
+  const Geometry& g = to.geometry;
+  const long plane = long(to.shape.h) * to.shape.w;
+  const auto& table = m.program.input_table;
   const Range own = share(to.shape.c, m);
-  for (int c = own.begin; c < own.end; c++)
-    m.program.kernels.gather(m.arena.value(0) + c * to.plane(), images + c * plane, m.program.input_table.data(),
-                             long(m.program.input_table.size()), int32_t(count * image), 0.0f);
+  if (to.mask() || count < to.lanes.images)  // somebody's pixels are not there
+    return gather(m, 0, own, images, plane, table, int32_t(count * to.shape.size()));
+  const Planes planes = m.arena.planes(0);
+  for (int c = own.begin; c < own.end; c++)  // the table begins with every lane's first pixel
+    m.program.kernels.interleave({planes.data + c * planes.plane, planes.row, images + c * plane, table.data(),
+                                  to.shape.w, g.height, g.width});
+  exchange(m, 0, own);
 }
 
 void store_output(const Member& m, float* out, int count) {

@@ -25,7 +25,6 @@ inline Range share(int count, const Member& m) { return share(count, m.part, m.p
 /// The plane a convolution's kernel sees: without halos, a 1 x 1 convolution sees one long row.
 struct Extent {
   int height, width;
-  bool one_row;
 };
 Extent extent(const Program& program, const Step& step);
 

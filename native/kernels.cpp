@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 #include "conv_kernel.h"
+#include "rearrange.h"
 
 namespace ISA {
 
@@ -44,49 +45,31 @@ struct Tiles {
 
 static constexpr Tile any_tile = tile<1, 1, 0>();
 
-/// Eight planes at a time share a move's permutation; at the end the last one may be done again, which changes nothing.
-static void exchange(const HaloArgs& h) {
-  for (int i = 0; i < h.count; i += 8) {
-    float* plane[8];
-    for (int k = 0; k < 8; k++) {
-      const int last = i + k < h.count ? i + k : h.count - 1;
-      plane[k] = h.planes.data + (h.channels ? h.channels[last] : h.first + last) * h.planes.plane;
+/// Two neighbours at a time: one that waits for its own last tap leaves the other's loads room.
+template <int N>
+INLINE void pool_some(const PoolArgs& a, const float* p, int c, int y, int x) {
+  V v[N];
+  for (int k = 0; k < N; k++) v[k] = load(at(p + k * a.column_step, a.distances[0]));
+  for (int i = 1; i < a.taps; i++)
+    for (int k = 0; k < N; k++) {
+      const V next = load(at(p + k * a.column_step, a.distances[i]));
+      v[k] = a.scale ? v[k] + next : larger(next, v[k]);
     }
-    for (const Move* m = h.moves; m < h.end; m++) {
-      const VI order = *reinterpret_cast<const VI*>(h.orders + m->order * LANES);
-      V moved[8];
-#pragma GCC unroll 8
-      for (int k = 0; k < 8; k++) moved[k] = permute(load(plane[k] + m->from), order);
-#pragma GCC unroll 8
-      for (int k = 0; k < 8; k++) store(plane[k] + m->to, moved[k]);
-    }
+  for (int k = 0; k < N; k++) {
+    const long i = (long(y) * a.width + x + k) * LANES;
+    if (a.scale) v[k] *= load(a.scale + i);
+    if (a.mask) v[k] = masked(v[k], a.mask + i);
+    store(spot(a.out, c, y, x + k), v[k]);
   }
-}
-
-static void gather(float* to, const float* from, const int32_t* index, long count, int32_t limit, float fill) {
-  for (long i = 0; i < count; i++) to[i] = uint32_t(index[i]) < uint32_t(limit) ? from[index[i]] : fill;
-}
-
-INLINE V pool_one(const PoolArgs& a, const float* p) {
-  V v = load(at(p, a.distances[0]));
-  if (a.scale)
-    for (int i = 1; i < a.taps; i++) v += load(at(p, a.distances[i]));
-  else
-    for (int i = 1; i < a.taps; i++) v = larger(load(at(p, a.distances[i])), v);
-  return v;
 }
 
 static void pool(const PoolArgs& a) {
   for (int c = a.c0; c < a.c1; c++)
     for (int y = a.y0; y < a.y1; y++) {
-      const float* p = a.in.data + c * a.in.plane + y * a.row_step;
-      for (int x = 0; x < a.width; x++, p += a.column_step) {
-        const long i = (long(y) * a.width + x) * LANES;
-        V v = pool_one(a, p);
-        if (a.scale) v *= load(a.scale + i);
-        if (a.mask) v = masked(v, a.mask + i);
-        store(spot(a.out, c, y, x), v);
-      }
+      const float* row = a.in.data + c * a.in.plane + y * a.row_step;
+      int x = 0;
+      for (; x + 2 <= a.width; x += 2) pool_some<2>(a, row + x * a.column_step, c, y, x);
+      if (x < a.width) pool_some<1>(a, row + x * a.column_step, c, y, x);
     }
 }
 
@@ -104,18 +87,36 @@ static void map(const MapArgs& a) {
   }
 }
 
-static void plane_sum(const Planes& in, int channel, int height, int width, float* lanes) {
+INLINE V plane_sum(const MeanArgs& a, int channel) {
   V even = {}, odd = {};
-  for (int y = 0; y < height; y++) {
-    const float* row = spot(in, channel, y, 0);
+  for (int y = 0; y < a.height; y++) {
+    const float* row = spot(a.in, channel, y, 0);
     int x = 0;
-    for (; x + 2 <= width; x += 2) {
+    for (; x + 2 <= a.width; x += 2) {
       even += load(row + x * LANES);
       odd += load(row + (x + 1) * LANES);
     }
-    if (x < width) even += load(row + x * LANES);
+    if (x < a.width) even += load(row + x * LANES);
   }
-  store(lanes, even + odd);
+  return even + odd;
+}
+
+/// LANES channels at a time: their sums, turned so that a vector holds one lane of all of them, add up side by side.
+static void mean(const MeanArgs& a) {
+  const int tiles = LANES / a.images;
+  for (int c = a.c0; c < a.c1; c += LANES) {
+    const int count = a.c1 - c < LANES ? a.c1 - c : LANES;
+    V lane[LANES] = {};
+    for (int k = 0; k < count; k++) lane[k] = plane_sum(a, c + k);
+    transpose(lane);
+    for (int n = 0; n < a.images; n++) {
+      V* own = lane + n * tiles;
+      for (int half = tiles / 2; half > 0; half /= 2)
+        for (int t = 0; t < half; t++) own[t] += own[t + half];
+      own[0] *= a.scale;
+      for (int k = 0; k < count; k++) a.out[long(n) * a.channels + c + k] = own[0][k];
+    }
+  }
 }
 
 INLINE float dot(const float* a, const float* b, int n) {
@@ -165,9 +166,10 @@ const KernelSet& JOIN(kernels_, ISA)() {
                                 int(sizeof(ISA::Tiles<1>::all) / sizeof(Tile)),
                                 ISA::exchange,
                                 ISA::gather,
+                                ISA::interleave,
                                 ISA::pool,
                                 ISA::map,
-                                ISA::plane_sum,
+                                ISA::mean,
                                 ISA::linear};
   return set;
 }

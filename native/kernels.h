@@ -82,6 +82,27 @@ struct ConvArgs {
   Finish finish;
 };
 
+/// Rows of vectors from anywhere: a float is from[its index], or fill where that is negative or not below `limit`.
+struct GatherArgs {
+  float* to;
+  long row;  // from one row of `to` to the next
+  int rows, width;
+  const float* from;
+  const int32_t* index;
+  int32_t limit;
+  float fill;
+};
+
+/// One channel of images: lane l gets `height` rows of `width` pixels from `start[l]` on.
+struct InterleaveArgs {
+  float* to;
+  long row;
+  const float* from;
+  const int32_t* start;
+  long from_row;
+  int height, width;
+};
+
 struct PoolArgs {
   Planes in, out;
   long row_step, column_step;
@@ -98,6 +119,13 @@ struct MapArgs {  // out = act(scale * a + shift + b), per channel
   int c0, c1, y0, y1, width;
   Activation act;
   const int32_t* mask;
+};
+
+struct MeanArgs {  // out[image][channel] = scale * the sum over the plane
+  Planes in;
+  int c0, c1, height, width, images, channels;
+  float scale;
+  float* out;
 };
 
 struct LinearArgs {  // out[n][o] = act(bias[o] + sum_i w[o][i] in[n][i]) for o0 <= o < o1
@@ -137,11 +165,11 @@ struct KernelSet {
   const Tile* tile_any;      // 1 x 1, any column_step
   int tile_count;
   void (*exchange)(const HaloArgs&);
-  /// to[i] = from[index[i]], or fill where the index is negative or not below `limit`.
-  void (*gather)(float* to, const float* from, const int32_t* index, long count, int32_t limit, float fill);
+  void (*gather)(const GatherArgs&);
+  void (*interleave)(const InterleaveArgs&);
   void (*pool)(const PoolArgs&);
   void (*map)(const MapArgs&);
-  void (*plane_sum)(const Planes& in, int channel, int height, int width, float* lanes);
+  void (*mean)(const MeanArgs&);
   void (*linear)(const LinearArgs&);
 };
 

@@ -90,7 +90,10 @@ void Layout::build_moves() {
     for (int x = -g.left; x < g.width + g.right; x++) {
       const int dy = floor_div(y, g.height), dx = floor_div(x, g.width);
       const int order = dy || dx ? order_of(dy, dx) : -1;
-      if (order < 0) continue;
+      if (order < 0) {
+        keeps_zeros_ |= dy || dx;
+        continue;
+      }
       const int from_y = y - dy * g.height, from_x = x - dx * g.width;
       from_row[size_t(from_y)].push_back({place(y, x), place(from_y, from_x), order});
     }

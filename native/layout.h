@@ -35,6 +35,14 @@ class Layout {
   Planes planes(float* base) const { return {base + origin_, plane_, row_}; }
   /// The float that holds pixel (y, x) of an image in channel 0, from the buffer's start.
   long address(int image, int y, int x) const;
+  /// Whoever gathers a plane leaves its halo to `moves`, unless these do not know what lies there: something else than
+  /// zeros beyond the image, or pixels that no sub-tile holds, because the windows reach far and the output is small.
+  bool gathers_halo() const {
+    const bool covered = lanes.rows * geometry.height >= shape.h && lanes.columns * geometry.width >= shape.w;
+    return !covered || geometry.fill != 0;
+  }
+  /// Is some of the halo never written, because no sub-tile holds it? Then its zeros must outlive the value.
+  bool keeps_zeros() const { return keeps_zeros_; }
   bool inside(int lane, int y, int x) const;  // is this vector position a pixel of the image?
 
   const Shape shape;
@@ -53,11 +61,13 @@ class Layout {
   int order_of(int dy, int dx);
 
   long row_, plane_, origin_, size_;
+  bool keeps_zeros_ = false;
   Aligned<int32_t> mask_;
   std::map<std::pair<int, int>, int> known_orders_;
 };
 
-/// For every float of channel 0 of `to`, the index of its pixel given by `source(image, y, x)`, or -1 beyond the image.
+/// For every float of channel 0 of `to` that is gathered, the index of its pixel given by `source(image, y, x)`, or -1
+/// beyond the image.
 template <class Source>
 std::vector<int32_t> gather_table(const Layout& to, Source source);
 

@@ -7,8 +7,9 @@ std::vector<int32_t> gather_table(const Layout& to, Source source) {
   const Geometry& g = to.geometry;
   const Lanes& l = to.lanes;
   std::vector<int32_t> table;
-  for (int y = -g.top; y < g.height + g.bottom; y++)
-    for (int x = -g.left; x < g.width + g.right; x++)
+  const int halo = to.gathers_halo();
+  for (int y = -g.top * halo; y < g.height + g.bottom * halo; y++)
+    for (int x = -g.left * halo; x < g.width + g.right * halo; x++)
       for (int lane = 0; lane < l.count; lane++) {
         const int column = lane % l.columns, row = lane / l.columns % l.rows, image = lane / (l.columns * l.rows);
         const int py = row * g.height + y, px = column * g.width + x;

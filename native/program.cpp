@@ -29,7 +29,20 @@ void Program::lay_out() {
     return long(image) * in.size() + long(y) * in.w + x;
   });
   if (long(lanes.count) * in.size() >= (1L << 31)) throw Error("the input is too large");
-  for (Step& step : steps) fill_tables(*this, step);
+  for (Step& step : steps) {
+    fill_tables(*this, step);
+    step.one_row = step.work == Work::Conv && is_one_row(step);
+  }
+}
+
+bool Program::is_one_row(const Step& step) const {
+  const Window& w = step.op->window;
+  for (int v : {step.in[0], step.out, step.residual, step.twin}) {
+    if (v < 0) continue;
+    const Geometry& g = values[v].geometry;
+    if (g.top + g.left + g.bottom + g.right > 0) return false;
+  }
+  return w.kh * w.kw * w.sy * w.sx == 1 && w.top + w.left == 0;
 }
 
 namespace {
@@ -53,19 +66,19 @@ bool Program::may_overwrite_residual(const Step& step, int last_read) const {
   return last_read == int(&step - steps.data()) && from.shape == to.shape && from.geometry == to.geometry;
 }
 
-/// A slot that is free at step `now` and lies in memory as `value` does: then the zeros in the halos of one are the
-/// zeros of the other. Otherwise a new one.
+/// A new slot. But a value with zeros to keep takes one that lies in memory just the same if it is free at step `now`:
+/// the zeros in the halos of one are the zeros of the other.
 int Program::slot_for(const Value& value, int now) {
-  for (size_t s = 0; s < slots_.size(); s++)
-    if (slots_[s].busy_until < now && slots_[s].shape == value.shape && slots_[s].geometry == value.geometry)
-      return int(s);
-  slots_.push_back({value.shape, value.geometry, 0, arena_});
-  arena_ += (value.layout->floats() + 63) / 64 * 64 + 64;
+  const bool keeps = value.layout->keeps_zeros();
+  for (size_t s = 0; keeps && s < slots_.size(); s++)
+    if (slots_[s].until < now && slots_[s].shape == value.shape && slots_[s].geometry == value.geometry) return int(s);
+  const long floats = (value.layout->floats() + 63) / 64 * 64 + 64;
+  slots_.push_back({value.shape, value.geometry, keeps, floats, now, now, 0});
   return int(slots_.size()) - 1;
 }
 
-/// Values that are never alive together share memory. An output that can take its residual's place does, which saves
-/// the cache a tensor.
+/// Values that are never alive together share memory: what fits the cache need not come from further away. An output
+/// that can take its residual's place does.
 void Program::assign_slots() {
   std::vector<int> last(values.size(), -1);
   for (size_t i = 0; i < steps.size(); i++)
@@ -73,7 +86,7 @@ void Program::assign_slots() {
   last[output] = int(steps.size());
   const auto place = [&](int v, int now) {
     if (values[v].slot < 0) values[v].slot = slot_for(values[v], now);  // a concatenation writes its output repeatedly
-    slots_[values[v].slot].busy_until = std::max(last[v], now);
+    slots_[values[v].slot].until = std::max(last[v], now);
   };
   place(0, -1);
   for (size_t i = 0; i < steps.size(); i++) {
@@ -81,6 +94,25 @@ void Program::assign_slots() {
     step.in_place = step.residual >= 0 && may_overwrite_residual(step, last[step.residual]);
     if (step.in_place) values[step.out].slot = values[step.residual].slot;
     for (int v : outputs_of(step)) place(v, int(i));
+  }
+  place_slots();
+}
+
+/// The largest first, each as low as nobody else is at any time in its life. Zeros are kept for ever.
+void Program::place_slots() {
+  std::vector<Slot*> placed, waiting;
+  for (Slot& slot : slots_) waiting.push_back(&slot);
+  std::stable_sort(waiting.begin(), waiting.end(), [](Slot* a, Slot* b) { return a->floats > b->floats; });
+  const auto meet = [](const Slot& a, const Slot& b) {
+    return a.keeps_zeros || b.keeps_zeros || (a.from <= b.until && b.from <= a.until);
+  };
+  for (Slot* slot : waiting) {
+    for (const Slot* other : placed)  // in the order of their offsets
+      if (meet(*slot, *other) && other->offset < slot->offset + slot->floats)
+        slot->offset = std::max(slot->offset, other->offset + other->floats);
+    const auto behind = [](const Slot* a, const Slot* b) { return a->offset < b->offset; };
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), slot, behind), slot);
+    arena_ = std::max(arena_, slot->offset + slot->floats);
   }
 }
 

@@ -30,6 +30,7 @@ struct Step {
   std::vector<float> dense;
   std::vector<int32_t> start, column;
   // Conv
+  bool one_row = false;  // nothing has a halo and the window is one pixel: the plane is one long row
   Choice choice;
   Packed packed;
 };
@@ -54,15 +55,20 @@ class Program {
 
  private:
   friend class Planner;
+  /// Memory for one value after the other, and the first and last step that need it.
   struct Slot {
     Shape shape;
     Geometry geometry;
-    int busy_until;
+    bool keeps_zeros;
+    long floats;
+    int from, until;
     long offset;
   };
   void lay_out();
+  bool is_one_row(const Step& step) const;
   void assign_slots();
   int slot_for(const Value& value, int now);
+  void place_slots();
   bool may_overwrite_residual(const Step& step, int last_read) const;
 
   std::vector<Slot> slots_;

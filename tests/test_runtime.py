@@ -144,6 +144,19 @@ def test_every_batch_size(threads, isa):
     assert plan(x[:0].numpy()).shape == (0, 10)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("size", [(64, 48), (63, 45)])
+def test_nothing_is_left_of_an_earlier_call(isa, size):
+    """Values share memory one after the other: halos included, each must write everything that anybody reads."""
+    torch.manual_seed(8)
+    module, x = pruned(Everything()), torch.randn(20, 3, *size)
+    plan, want = quick(lower(module, x), 1, isa), module(x)
+    for n in (1, 2, 5, 20):
+        assert np.isnan(plan(np.full((n, 3, *size), np.nan, np.float32))).all()
+        assert difference(plan(x[:n].numpy()), want[:n]) < TOLERANCE, n
+
+
 @pytest.mark.parametrize("pool", ["max", "avg"])
 @pytest.mark.parametrize("isa", SETS)
 def test_pools_of_negative_numbers_at_borders(pool, isa):

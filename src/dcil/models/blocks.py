@@ -76,5 +76,6 @@ def stage(block: Block, inputs: int, width: int, blocks: int, stride: int) -> nn
 def initialize(model: nn.Module) -> None:
     """Kaiming-normal (fan out) convolutions, as every reference implementation; the rest keeps torch's own defaults."""
     for module in model.modules():
-        if isinstance(module, nn.Conv2d):
+        # A network on the meta device is a shape to load weights into: drawing nothing there imports torch's compiler.
+        if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,7 +1,8 @@
-"""From a torch module to the operators of a plan: torch.export gives ATen operators, each has a rule here."""
+"""From a torch module to the operators of a plan: a recording gives ATen operators, each has a rule here."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch.fx import Node
 
 from dcil.errors import UserError
 from dcil.runtime.build import Builder, Value
+from dcil.runtime.record import NotRecordedError, record
 from dcil_runtime import Network
 from dcil_runtime.format import RELU, Activation
 
@@ -28,18 +30,23 @@ def lower(model: nn.Module, example: Tensor) -> Network:
         # Two images, so that nothing can mistake the batch for a dimension of size 1.
         twice = example[:1].detach().cpu().expand(2, *example.shape[1:]).contiguous()
         with torch.no_grad():
-            program = torch.export.export(model.eval(), (twice,), strict=False)
+            return _lowered(model.eval(), twice)
     finally:
         model.train(training)
-    return Lowering(program).run()
+
+
+def _lowered(model: nn.Module, example: Tensor) -> Network:
+    with contextlib.suppress(NotRecordedError, UserError):  # torch.export knows more, and in which module something is
+        return Lowering(*record(model, example, RULES)).run()
+    program = torch.export.export(model, (example,), strict=False)
+    return Lowering(list(program.graph.nodes), _constants(program)).run()
 
 
 class Lowering:
-    """One pass over the exported graph; constants stay tensors, everything else becomes a Value."""
+    """One pass over the graph; constants stay tensors, everything else becomes a Value."""
 
-    def __init__(self, program: torch.export.ExportedProgram) -> None:
-        self.nodes = list(program.graph.nodes)
-        self.constants: dict[str, Tensor] = _constants(program)
+    def __init__(self, nodes: list[Any], constants: dict[str, Tensor]) -> None:
+        self.nodes, self.constants = nodes, constants
         inputs = [n for n in self.nodes if n.op == "placeholder" and n.name not in self.constants]
         if len(inputs) != 1:
             raise UserError(f"the network has {len(inputs)} inputs; a plan has one")
