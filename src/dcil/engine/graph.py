@@ -61,7 +61,9 @@ class GraphEngine:
 
     def prepare(self) -> None:
         """At the first epoch, when the checkpoint has been read: take the network's tensors into our hands."""
-        if not self.ready:
+        if self.ready:
+            return
+        with ALONE:
             self.speed.apply()
             self.flat = Flat(self.net, self.optimizer)
             self.source = source(self.loader, exact=self.speed.precision == "fp32")

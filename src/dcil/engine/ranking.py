@@ -37,6 +37,9 @@ class Ranking:
             self.size += count
         self.gaps = (self.place == LAST).nonzero().flatten()
         self.kernels = kth_triton is not None and flat.device.type == "cuda"
+        if self.kernels:  # once for nothing: Triton compiles and loads them now, not while another run is recorded
+            one = torch.ones((), dtype=torch.long, device=flat.device)
+            kth_triton.keep_largest(self.keys(), self.place, one, flat.masks.clone())
 
     def __call__(self, now: Moment) -> Tensor:
         """As ``Method.move_masks``."""
