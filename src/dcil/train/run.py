@@ -69,7 +69,8 @@ class RunFolder:
         config = from_record(record)
         with torch.device("meta"):  # without initial weights, which the checkpoint replaces anyway
             model = models.build(config.model, record["classes"], record["shape"][0])
-        model.to_empty(device="cpu")
+        # As to_empty does it, which imports a computer algebra system for the purpose.
+        model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]
         steps = record["method"]["steps"] // config.epochs
         net = SparseNet(model, config.build_method(steps))
         if not self.restore(net):
