@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dcil import DCIL, kth
 from dcil.data import Dataset, Split
@@ -80,6 +80,18 @@ def norm() -> None:
     want = parts.sum(0)
     assert norm_triton.Plan(10**6, 40).fold(parts) == 1
     close(parts[0], want)
+    any_layout()
+
+
+def any_layout() -> None:
+    """What is added may lie otherwise in memory than what it is added to."""
+    like, device = nn.BatchNorm2d(16), torch.get_default_device()
+    at = {name: torch.rand(16) + 0.5 for name in ("weight", "bias", "dweight", "dbias", "running_mean", "running_var")}
+    layer, x = ops.Norm(like, at, relu=True), last(2, 16, 6, 6)
+    ops.plain_evaluate, ops.plain_forward = norm_triton.evaluate, norm_triton.forward  # on the CPU too
+    for other in (last(2, 32, 6, 6).chunk(2, 1)[1], last(2, 16, 6, 6).contiguous()):
+        for layer.training in (False, True):
+            assert torch.equal(layer(x, other), layer(x, other.to(memory_format=torch.channels_last, device=device)))
 
 
 def norms(shapes: Iterable[tuple[int, int, int]]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +17,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from dcil import DPF, METHODS, OBS, SparseNet, Weight, data
+from dcil import DCIL, DPF, METHODS, OBS, Method, SparseNet, Weight, data
 from dcil.engine import ALONE, Diverged, EagerEngine, GraphEngine, Speed, graph, obstacle
 from dcil.engine.flat import Flat
 from dcil.engine.fuse import OwnThread
 from dcil.engine.graph import choose_route
+from dcil.engine.ops import TRITON, Pool
 from dcil.engine.ranking import Ranking, fits
 from dcil.engine.route import Fused, Plain
 from dcil.engine.sgd import SGD
@@ -87,7 +88,7 @@ def test_engine_and_plain_loop_agree(method, route, model, device):
     assert isinstance(fast.engine, GraphEngine)
     a, b = tensors(go(plain, 1, epoch=1)), tensors(go(fast, 1, epoch=1))
     assert isinstance(fast.engine.route, Plain if route == "plain" else Fused)
-    assert distance(a, b) < 1e-2  # a ReLU at zero may fall to the other side
+    assert distance(a, b) < 2e-2  # a ReLU at zero may fall to the other side: 1.1e-2 seen with two threads
     if isinstance(fast.engine.route, Fused) and method == "dcil":
         stacked = route == "stacked" and model == "wrn-10-1"  # the other one has 12 channels, not a multiple of 8
         assert len(fast.engine.route.programs) == (1 if stacked else 2)
@@ -130,6 +131,67 @@ def test_evaluation_by_the_fused_network_is_the_networks(route, model, device):
             torch.testing.assert_close(found[path], net.path(path, x), rtol=1e-3, atol=1e-3)
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert engine.evaluate() == EagerEngine(net, trainer.optimizer, trainer.loader, Speed("eager", "tf32")).evaluate()
+
+
+class Modes(nn.Module):
+    """Does something in evaluation that it does not do in training; pools first."""
+
+    def __init__(self, pool: bool) -> None:
+        super().__init__()
+        self.first = nn.MaxPool2d(2) if pool else None
+        self.conv, self.bn, self.fc = nn.Conv2d(1, 16, 3, bias=False), nn.BatchNorm2d(16), nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = x if self.first is None else self.first(x)
+        x = torch.relu(self.bn(self.conv(x))).mean((2, 3))
+        return self.fc(x if self.training or self.first is not None else x.flip(1))
+
+
+def engine_of(model: nn.Module, method: Method, route: str) -> GraphEngine:
+    torch.manual_seed(0)
+    loader = data.load("digits", Path("data")).loader(100, torch.device("cpu"), 0)
+    net = SparseNet(model, method).train()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, 0.9)
+    engine = GraphEngine(net, optimizer, loader, Speed("graph", "tf32", route=route))
+    for i, _ in enumerate(engine.epoch(0, lambda i: 0.1)):
+        if i == 5:
+            break
+    return engine
+
+
+def test_a_forward_that_asks_for_the_mode_is_evaluated_by_the_network_itself():
+    engine = engine_of(Modes(pool=False), DPF(sparsity=0.5, steps=1000), "streams")
+    assert isinstance(engine.route, Fused) and engine.shortcut is None
+    plain = EagerEngine(engine.net, engine.optimizer, engine.loader, Speed("eager", "tf32"))
+    assert engine.evaluate() == plain.evaluate()
+    assert engine_of(Modes(pool=True), DPF(sparsity=0.5, steps=1000), "streams").shortcut is not None
+
+
+def test_what_cannot_be_stacked_goes_on_streams():
+    """The paths get the same images, so what stands before the first convolution is not twice as wide."""
+    route = engine_of(Modes(pool=True), DCIL(sparsity=0.5, steps=1000), "stacked").route
+    assert isinstance(route, Fused) and list(route.programs) == [("pruned",), ("super",)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late(DCIL):
+    """After three steps only the pruned net learns."""
+
+    def form(self, step):
+        return step >= 3
+
+    def loss(self, outputs, target, task, step):
+        return task(outputs["pruned"], target) + (task(outputs["super"], target) if step < 3 else 0.0)
+
+
+def test_a_path_outside_of_the_loss_has_no_gradient():
+    """Not the one of the step before."""
+    torch.manual_seed(0)
+    model = Modes(pool=True)
+    plain, fused = (engine_of(copy.deepcopy(model), Late(sparsity=0.5, steps=1000), r) for r in ("plain", "streams"))
+    assert isinstance(fused.route, Fused)
+    for (name, a), b in zip(plain.net.state_dict().items(), fused.net.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -323,6 +385,13 @@ def test_cuda_batches_made_by_the_kernel_are_the_loaders():
         (x, y), (other_x, other_y) = one.batch(size), two.batch(size)
         assert torch.equal(y, other_y)
         assert (x - other_x).abs().max() < 1e-6
+
+
+def test_only_small_windows_are_pooled_by_the_kernel():
+    """It numbers the pixels of a window in a byte."""
+    fast = [Pool(nn.MaxPool2d(k, s)).fast for k, s in ((3, 2), (8, 8), (9, 2), (28, 28), ((3, 3), 2))]
+    assert fast == [TRITON, TRITON, False, False, False]
+    assert not Pool(nn.MaxPool2d(3, 2, ceil_mode=True)).fast and not Pool(nn.MaxPool2d(3, 2, dilation=2)).fast
 
 
 def test_choosing():

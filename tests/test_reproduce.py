@@ -328,7 +328,7 @@ def test_ours_stands_beside_the_papers(trained, tiny_table, tmp_path):
 def test_accuracy_by_the_age_of_the_masks():
     """Ten epochs of 7 steps, masks every 4: epochs 9 and 10, the last fifth, end 63 % 4 = 3 and 70 % 4 = 2 steps on."""
     method, top1 = {"every": 4, "epoch_steps": 7}, [float(epoch) for epoch in range(1, 11)]
-    for updates, found in ((1, [(3, 9.0), (2, 10.0)]), (0, [])):
+    for updates, found in ((2, [(3, 9.0), (2, 10.0)]), (0, []), (7, [])):  # changes that are over, or more of them
         raw = {"config": {"method": method}, "epochs": {"top1": top1, "updates": [updates] * 10}}
         assert age.by_age(record.Record(Path(), "cell", 0, raw)) == found
 

@@ -12,6 +12,8 @@ from test_runtime import Branches, Everything, pruned
 from torch import nn
 
 from dcil import UserError, models
+from dcil.export import export
+from dcil.runtime import load
 from dcil.runtime import lower as lowering
 from dcil.runtime.lower import RULES, Lowering, lower
 from dcil.runtime.record import NotRecordedError, record
@@ -113,3 +115,95 @@ def test_dropout_that_stays_on_is_refused():
 
     with pytest.raises(UserError, match="training mode"):
         lower(Always(), torch.randn(1, 3, 8, 8))
+
+
+@torch.jit.script
+def scripted_relu_(x: torch.Tensor) -> torch.Tensor:
+    return x.relu_()
+
+
+class Unseen(nn.Module):
+    """What a recording could take for something else."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.conv, self.bn, self.what = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), what
+        self.bn.running_mean.normal_(), self.bn.running_var.uniform_(0.5, 2), self.bn.weight.data.uniform_(0.5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        if self.what == "a scripted function":
+            scripted_relu_(y)
+            return y.mean((2, 3))
+        if self.what == "statistics at the end":
+            n = self.bn
+            y = torch.batch_norm(
+                y, n.weight, n.bias, n.running_mean, n.running_var,
+                training=False, momentum=0.1, eps=1e-5, cudnn_enabled=False,
+            )  # fmt: skip
+        if self.what == "one after the other in place":
+            y.relu_().add_(self.conv(x))
+        return y.mean((2, 3))
+
+
+@pytest.mark.parametrize("what", ["a scripted function", "statistics at the end", "one after the other in place"])
+def test_unusual_calls_are_computed_right(what, tmp_path):
+    torch.manual_seed(0)
+    x, model = torch.randn(2, 3, 8, 8), Unseen(what).eval()
+    export(model, "cpu", tmp_path / "net.dcil", example=x)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(load(tmp_path / "net.dcil")(x.numpy())), model(x))
+
+
+def test_an_operator_of_the_same_name_is_not_torchs(tmp_path):
+    relu6 = torch.library.custom_op(
+        "dcil_test::relu6", lambda x: x.clamp(0, 8), mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    relu6.register_fake(lambda x: torch.empty_like(x))
+
+    class Own(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.dcil_test.relu6(self[0](x))
+
+    with pytest.raises(UserError, match="no CPU kernel for"):
+        export(Own(nn.Conv2d(3, 4, 1)), "cpu", tmp_path / "net.dcil", example=torch.randn(1, 3, 8, 8))
+
+
+class Shared(nn.Module):
+    """In place on a view, or on what a view was taken of; then the other one is read."""
+
+    def __init__(self, view: bool) -> None:
+        super().__init__()
+        self.conv, self.view = nn.Conv2d(3, 4, 1), view
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.conv(x)
+        flat = y.flatten(1)
+        (flat if self.view else y).clamp_(-20, 20)
+        return y.mean((2, 3)) if self.view else flat
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_shared_memory_changed_in_place_is_refused(view, tmp_path):
+    with pytest.raises(UserError, match="memory that another tensor shares"):
+        export(Shared(view), "cpu", tmp_path / "net.dcil", example=torch.randn(1, 3, 8, 8))
+    assert not (tmp_path / "net.dcil").exists()
+
+
+def test_the_mean_over_one_dimension_is_refused_in_one_line():
+    class Mean(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean(3)
+
+    with pytest.raises(UserError, match="only the mean over height and width"):
+        lower(Mean(), torch.randn(1, 3, 8, 8))
+
+
+def test_a_network_that_asks_for_the_size_of_the_batch_is_refused(tmp_path):
+    class Asks(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self[0](x)
+            return (y.relu() if len(x) > 1 else y).mean((2, 3))
+
+    with pytest.raises(UserError, match="does not treat one image as it treats several"):
+        export(Asks(nn.Conv2d(3, 4, 1)), "cpu", tmp_path / "net.dcil", example=torch.randn(1, 3, 8, 8))

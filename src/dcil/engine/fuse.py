@@ -84,11 +84,22 @@ class Program:
     weights: Weights
     norms: list[Norm]
     head: Head
+    same_in_evaluation: bool
 
     def __call__(self, x: Tensor, track: bool = True) -> dict[str, Tensor]:
         for norm in self.norms:
             norm.track = track
         return dict(zip(self.paths, self.run(x).unbind(0), strict=True))
+
+    def forget(self) -> None:
+        """The gradients of the step before: this one has none."""
+        self.weights.gradients.zero_()
+        for norm in self.norms:
+            norm.dweight.zero_()
+            norm.dbias.zero_()
+        for kind in self.head.cells:
+            for _, gradient in kind:
+                gradient.zero_()
 
 
 class Rewriter:
@@ -103,10 +114,7 @@ class Rewriter:
         self.classifier = ""
 
     def build(self) -> Program:
-        try:
-            graph = OwnThread().trace(self.net.model)
-        except Exception as error:  # tracing runs the user's code on stand-ins: anything may come
-            raise Unfusable(f"cannot be traced: {error}") from None
+        graph, same_in_evaluation = traced(self.net.model)
         if any(node.op == "get_attr" for node in graph.nodes):
             raise Unfusable("uses a parameter outside of its module")
         for node in [n for n in graph.nodes if n.op == "call_module"]:
@@ -124,7 +132,7 @@ class Rewriter:
         head = self.head()
         root.add_module(self.classifier.replace(".", "_"), head)
         norms = [part for part in self.parts.values() if isinstance(part, Norm)]
-        return Program(self.paths, fx.GraphModule(root, graph), self.weights, norms, head)
+        return Program(self.paths, fx.GraphModule(root, graph), self.weights, norms, head, same_in_evaluation)
 
     def replace(self, graph: fx.Graph, node: fx.Node) -> None:
         name = str(node.target)
@@ -233,6 +241,19 @@ class Rewriter:
                 with graph.inserting_after(node):
                     handle = graph.call_function(operator.getitem, (node, i))
                 reader.replace_input_with(node, handle)
+
+
+def traced(model: nn.Module) -> tuple[fx.Graph, bool]:
+    """The graph of the model in training, and whether it has the same one in evaluation."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        evaluated, trained = (OwnThread().trace(model.train(mode)) for mode in (False, True))
+    except Exception as error:  # tracing runs the user's code on stand-ins: anything may come
+        raise Unfusable(f"cannot be traced: {error}") from None
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return trained, str(evaluated) == str(trained)
 
 
 def only_reader(node: fx.Node) -> fx.Node | None:

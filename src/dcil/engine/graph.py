@@ -184,9 +184,9 @@ class GraphEngine:
 
     @property
     def shortcut(self) -> Fused | None:
-        """The fused network, if training has begun and its last bit need not be torch's."""
-        exact = self.speed.precision == "fp32"
-        return self.route if isinstance(self.route, Fused) and not exact else None
+        """The fused network, if training has begun, it serves evaluation, and its last bit need not be torch's."""
+        exact, route = self.speed.precision == "fp32", self.route
+        return route if isinstance(route, Fused) and route.evaluates and not exact else None
 
 
 def choose_route(net: SparseNet, flat: Flat, speed: Speed, x: Tensor) -> Route:
@@ -220,7 +220,13 @@ def widest(model: nn.Module) -> int:
 def agrees(route: Route, net: SparseNet, speed: Speed, x: Tensor) -> bool:
     """Does the fused form compute what the network computes? Asked once, of the first batch."""
     with autocast(x.device, speed):
-        route.begin()
-        got, want = route.outputs(x, net.method.paths, track=False), net(x)
+        want = net(x)
+        try:
+            route.begin()
+            got = route.outputs(x, net.method.paths, track=False)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except RuntimeError:  # shapes that do not fit: something stands before the first convolution of a stack
+            return False
     off = [float((got[p].float() - want[p].float()).norm() / want[p].float().norm()) for p in want]
     return max(off) < (0.1 if speed.precision == "bf16" else 0.01)

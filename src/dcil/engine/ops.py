@@ -32,9 +32,11 @@ class Lane:
         self.depth = depth
         self.pending: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
         self.away: list[tuple[Tensor, Tensor]] = []  # (home, gradient)
+        self.used = False  # since the last join
 
     def run(self, work: Any, *held: Tensor) -> None:
         """Do ``work`` beside the current stream; the tensors it reads are held until it is done."""
+        self.used = True
         if self.stream is None:
             work()  # on the CPU, or where side streams do not pay
             return
@@ -46,7 +48,9 @@ class Lane:
         if len(self.pending) > self.depth:  # bounds the memory that is held
             here.wait_event(self.pending.popleft()[0])
 
-    def join(self) -> None:
+    def join(self) -> bool:
+        """The gradients are there; were there any?"""
+        used, self.used = self.used, False
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
             self.pending.clear()
@@ -54,6 +58,7 @@ class Lane:
             homes, gradients = ([flat(tensor) for tensor in side] for side in zip(*self.away, strict=True))
             torch._foreach_copy_(homes, gradients)  # one kernel; as many small copies take longer than their bytes
             self.away.clear()
+        return used
 
 
 def flat(weight: Tensor) -> Tensor:
@@ -157,6 +162,8 @@ class Norm(nn.Module):
         if self.training:
             return _Norm.apply(x, residual, self.wants, self)  # type: ignore[no-untyped-call]
         x = x.contiguous(memory_format=torch.channels_last)
+        if residual is not None:
+            residual = residual.contiguous(memory_format=torch.channels_last)
         kernel = norm_triton.evaluate if TRITON and x.is_cuda else plain_evaluate
         y = kernel(x, residual, self.weight, self.bias, self.eps, self.relu, self.running)
         return (y, y) if self.outputs == 2 else y
@@ -177,13 +184,17 @@ class _Pool(Function):
         return pool_triton.backward(dy, winner, ctx.size, *ctx.how), None
 
 
+LARGEST_WINDOW = 8  # pixels each way: the kernel goes through them one by one and numbers them in a byte
+
+
 class Pool(nn.Module):
     """Max pooling of square windows."""
 
     def __init__(self, like: nn.MaxPool2d) -> None:
         super().__init__()
-        self.like, self.how = like, (like.kernel_size, like.stride, like.padding)
-        plain = all(isinstance(number, int) for number in self.how) and like.dilation == 1
+        self.like, self.how = like, tuple[Any, ...]((like.kernel_size, like.stride, like.padding))
+        square = all(isinstance(number, int) for number in self.how) and like.dilation == 1
+        plain = square and max(self.how) <= LARGEST_WINDOW
         self.fast = TRITON and plain and not like.ceil_mode and not like.return_indices
 
     def forward(self, x: Tensor) -> Tensor:

@@ -182,6 +182,11 @@ class Fused:
                         found |= program(x, track)
         return found
 
+    @property
+    def evaluates(self) -> bool:
+        """Do the networks differ in evaluation by what their modules do alone?"""
+        return all(program.same_in_evaluation for program in self.programs.values())
+
     def evaluate(self, x: Tensor) -> Outputs:
         """What the paths make of the images by their running statistics."""
         self.begin()
@@ -199,7 +204,8 @@ class Fused:
         with self.streams.forked() as on:
             for group, program in self.programs.items():
                 with on(group):
-                    self.lanes[group].join()
+                    if not self.lanes[group].join():
+                        program.forget()  # the loss did not depend on it
                     program.head.collect()
                     program.weights.collect_others()
         collect([program.weights for program in self.programs.values()], self.flat)

@@ -36,12 +36,12 @@ def blocks(ours: Ours, run: Sequence[Cell]) -> list[Block]:
 
 
 def by_age(record: Record) -> list[tuple[int, float]]:
-    """(steps since the last change, top-1) of the last epochs; nothing where masks do not change."""
-    method, top1 = record.raw["config"]["method"], record.column("top1")
-    if not any(record.column("updates")) or method.get("every", 1) < 2:
-        return []
+    """(steps since the last change, top-1) of those of the last epochs in which masks changed every so many steps."""
+    method, top1, updates = record.raw["config"]["method"], record.column("top1"), record.column("updates")
+    every, steps = method.get("every", 1), method["epoch_steps"]
     epochs = range(len(top1) - len(top1) // SHARE + 1, len(top1) + 1)
-    return [(epoch * method["epoch_steps"] % method["every"], top1[epoch - 1]) for epoch in epochs]
+    regular = [epoch for epoch in epochs if every > 1 and abs((updates[epoch - 1] or 0) - steps / every) < 1]
+    return [(epoch * steps % every, top1[epoch - 1]) for epoch in regular]
 
 
 def mean(values: Iterable[float]) -> str:

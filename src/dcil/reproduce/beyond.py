@@ -20,7 +20,7 @@ def blocks(ours: Ours, looks: Sequence[dict[str, Any]], found: dict[str, str]) -
     run = [known[cell] for cell in known if cell in ours.by_cell]
     return [
         Heading("Beyond the paper's cells"),
-        Text("Methods and sparsities that the paper does not print, trained with the same recipe."),
+        Text("Methods and sparsities that the paper's main tables do not print, trained with the same recipe."),
         further(ours, found),
         Heading("DCIL against DPF"),
         Text("The paper's main claim: DCIL at its last epoch is above DPF at its best one."),

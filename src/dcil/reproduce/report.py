@@ -39,11 +39,11 @@ HEADINGS = (
     "Minus our dense", "Within ± 2 std", "Remarks",
 )  # fmt: skip
 HOW = (
-    "This page is made by `dcil reproduce --report` from the records below results/, one per run; nothing in it is "
-    "typed by hand. Accuracies are test top-1 in percent of the pruned net. Ours: mean ± sample standard deviation "
-    "over n seeds, at the last epoch and at the best one (chosen on the test set, as the paper does). The paper's "
-    "numbers without 'last' or 'best' stand under 'last'. 'Within ± 2 std' compares our mean with the paper's "
-    "mean and standard deviation, where it prints one."
+    "This page is made by `dcil reproduce --report` from the records below results/, one per run; no number in its "
+    "tables is typed by hand, only what was found out about a cell (results/findings.json). Accuracies are test top-1 "
+    "in percent of the pruned net. Ours: mean ± sample standard deviation over n seeds, at the last epoch and at the "
+    "best one (chosen on the test set, as the paper does). The paper's numbers without 'last' or 'best' stand under "
+    "'last'. 'Within ± 2 std' compares our mean with the paper's mean and standard deviation, where it prints one."
 )
 
 
@@ -138,8 +138,9 @@ def as_cells(line: Line, remarks: dict[str, str]) -> Cells:
 
 
 def remark(line: Line, found: dict[str, str]) -> str:
-    """Our finding about the cell first, then what is known about the printed number."""
-    words = list(dict.fromkeys(found[cell.id] for cell in line.cells if cell.id in found))
+    """Our finding about the cell's accuracy first, then what is known about the printed number."""
+    about = [cell.id for cell in line.cells if cell.id in found and line.quantity == "top-1"]
+    words = list(dict.fromkeys(found[cell] for cell in about))
     words += [f"Ours: {note}." for note in line.notes]
     words += [f"Ours is {cell.model}." for cell in line.cells if cell.model not in line.model]
     if any(row.quoted for row in line.paper.values()):

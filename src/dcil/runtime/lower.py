@@ -14,7 +14,8 @@ from torch.fx import Node
 
 from dcil.errors import UserError
 from dcil.runtime.build import Builder, Value
-from dcil.runtime.record import NotRecordedError, record
+from dcil.runtime.nodes import constants_of, module_of, name_of, owner_of
+from dcil.runtime.record import record
 from dcil_runtime import Network
 from dcil_runtime.format import RELU, Activation
 
@@ -36,10 +37,10 @@ def lower(model: nn.Module, example: Tensor) -> Network:
 
 
 def _lowered(model: nn.Module, example: Tensor) -> Network:
-    with contextlib.suppress(NotRecordedError, UserError):  # torch.export knows more, and in which module something is
+    with contextlib.suppress(Exception):  # whatever it is: torch.export knows more, and in which module something is
         return Lowering(*record(model, example, RULES)).run()
     program = torch.export.export(model, (example,), strict=False)
-    return Lowering(list(program.graph.nodes), _constants(program)).run()
+    return Lowering(list(program.graph.nodes), constants_of(program)).run()
 
 
 class Lowering:
@@ -57,24 +58,34 @@ class Lowering:
         self.refuse_unknown()
         for node in self.nodes:
             if node.op == "call_function":
-                self.values[node] = RULES[_name(node)](self, node)
+                self.values[node] = RULES[name_of(node)](self, node)
                 self.builder.uses(self.values[node], len(node.users))
-                if _name(node).endswith("_"):  # in place: from here on its operand is the result
-                    self.values[node.args[0]] = self.values[node]
+                if name_of(node).endswith("_"):
+                    self.overwrite(node)
         outputs = self.nodes[-1].args[0]
         if not isinstance(outputs, (tuple, list)) or len(outputs) != 1 or outputs[0] not in self.values:
             raise UserError("the network must return one tensor that depends on its input")
         return self.builder.finish(self.values[outputs[0]], outputs[0].meta["val"].ndim)
 
     def refuse_unknown(self) -> None:
-        unknown = [n for n in self.nodes if n.op == "call_function" and _name(n) not in RULES]
+        unknown = [n for n in self.nodes if n.op == "call_function" and name_of(n) not in RULES]
         if unknown:
-            named = ", ".join(dict.fromkeys(f"{_name(n)} in {_module(n)}" for n in unknown))
+            named = ", ".join(dict.fromkeys(f"{name_of(n)} in {module_of(n)}" for n in unknown))
             known = ", ".join(sorted({name.removesuffix("_") for name in RULES}))
             raise UserError(f"no CPU kernel for {named}; there are kernels for {known}")
 
+    def overwrite(self, node: Node) -> None:
+        """In place: from here on, all that is the operand is the result; nobody may read its memory in other shapes."""
+        order = {n: i for i, n in enumerate(self.nodes)}
+        for other in list(self.values):
+            read = any(order[user] > order[node] for user in other.users)
+            if owner_of(other) is owner_of(node):
+                self.values[other] = self.values[node]
+            elif read and owner_of(other, VIEWS) is owner_of(node, VIEWS):
+                raise self.refuse(node, "it works in place on memory that another tensor shares")
+
     def refuse(self, node: Node, why: str) -> UserError:
-        return UserError(f"{_name(node)} in {_module(node)}: {why}")
+        return UserError(f"{name_of(node)} in {module_of(node)}: {why}")
 
     def value(self, node: Node, place: int = 0) -> Value:
         found = self.values.get(node.args[place])  # type: ignore[arg-type]
@@ -99,28 +110,6 @@ class Lowering:
             return node.args[place]
         schema = node.target._schema.arguments  # type: ignore[union-attr]
         return node.kwargs.get(schema[place].name, default)
-
-
-def _constants(program: torch.export.ExportedProgram) -> dict[str, Tensor]:
-    signature, found = program.graph_signature, {}
-    state: dict[str, Any] = {**program.state_dict, **program.constants}
-    for table in (signature.inputs_to_parameters, signature.inputs_to_buffers):
-        found.update({name: state[target] for name, target in table.items()})
-    lifted = signature.inputs_to_lifted_tensor_constants
-    return found | {name: state[target] for name, target in lifted.items()}
-
-
-def _name(node: Node) -> str:
-    return str(node.target).removeprefix("aten.").partition(".")[0]
-
-
-def _module(node: Node) -> str:
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    if not stack:
-        return "the network"
-    path, kind = stack[-1]
-    kind = kind if isinstance(kind, str) else kind.__name__
-    return f"module {path or 'the network itself'!r} ({kind.rpartition('.')[2]})"
 
 
 def _pair(value: Any, default: int) -> tuple[int, int]:
@@ -243,7 +232,8 @@ def adaptive_pool(low: Lowering, node: Node) -> Value:
 
 
 def mean(low: Lowering, node: Node) -> Value:
-    dims = sorted(d % 4 for d in low.argument(node, 1, None) or [])
+    given = low.argument(node, 1, None) or []
+    dims = sorted(d % 4 for d in ([given] if isinstance(given, int) else given))
     if node.args[0].meta["val"].ndim != 4 or dims != [2, 3]:  # type: ignore[union-attr]
         raise low.refuse(node, "only the mean over height and width")
     return low.builder.plain("mean", [low.value(node)])
@@ -268,6 +258,9 @@ def dropout(low: Lowering, node: Node) -> Value:
     return low.value(node)
 
 
+RESHAPES, COPIES = ("flatten", "view", "reshape", "squeeze"), ("contiguous", "clone", "alias", "detach")
+DROPOUTS = ("dropout", "feature_dropout")
+VIEWS = (*RESHAPES, "contiguous", "alias", "detach", *DROPOUTS)  # of their operand's memory, at least sometimes
 RULES: dict[str, Rule] = {
     "conv2d": conv,
     "linear": linear,
@@ -285,8 +278,8 @@ RULES: dict[str, Rule] = {
     "avg_pool2d": avg_pool,
     "adaptive_avg_pool2d": adaptive_pool,
     "mean": mean,
-    **dict.fromkeys(("flatten", "view", "reshape", "squeeze"), reshape),
-    **dict.fromkeys(("contiguous", "clone", "alias", "detach"), same),
-    **dict.fromkeys(("dropout", "feature_dropout"), dropout),
+    **dict.fromkeys(RESHAPES, reshape),
+    **dict.fromkeys(COPIES, same),
+    **dict.fromkeys(DROPOUTS, dropout),
 }
 RULES |= {f"{name}_": rule for name, rule in RULES.items()}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
@@ -36,26 +37,32 @@ class Recording(TorchFunctionMode):
         self.constants: dict[str, Tensor] = {}
         self.of_the_model = {id(t): t for t in (*model.parameters(), *model.buffers())}
         # Weak, so that activations are freed as ever; an address that is used again belongs to another tensor.
-        self.nodes: dict[int, tuple[weakref.ref[Tensor], Node]] = {}
+        # With its version: what changed a tensor in place unseen (TorchScript) was not recorded.
+        self.nodes: dict[int, tuple[weakref.ref[Tensor], int, Node]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
         name = NAMES.get(func.__name__, func.__name__) + "_" * bool(kwargs.get("inplace"))
-        if name in self.known and isinstance(out, Tensor):
-            overloads = getattr(torch.ops.aten, name)
-            target = getattr(overloads, OVERLOADS.get(name) or overloads.overloads()[0])
-            args, kwargs = _as_schema(target._schema.arguments, *_as_aten(name, args, kwargs))
-            self.remember(out, self.graph.call_function(target, self.given(args), self.given(kwargs)))
-        elif name not in QUESTIONS or isinstance(out, Tensor):
+        if name not in self.known or not _of_torch(func):
+            out = func(*args, **kwargs)
+            if name not in QUESTIONS or isinstance(out, Tensor):
+                raise NotRecordedError(name)
+            return out
+        overloads = getattr(torch.ops.aten, name)
+        target = getattr(overloads, OVERLOADS.get(name) or overloads.overloads()[0])
+        placed, named = _as_schema(target._schema.arguments, *_as_aten(func, args, kwargs))
+        node = self.graph.call_function(target, self.given(placed), self.given(named))  # before it works in place
+        out = func(*args, **kwargs)
+        if not isinstance(out, Tensor):
             raise NotRecordedError(name)
+        self.remember(out, node)
         return out
 
     def remember(self, tensor: Tensor, node: Node) -> None:
         node.meta["val"] = torch.empty(tensor.shape, device="meta")
-        self.nodes[id(tensor)] = weakref.ref(tensor), node
+        self.nodes[id(tensor)] = weakref.ref(tensor), tensor._version, node
 
     def given(self, value: Any) -> Any:
         """An argument with nodes in place of tensors."""
@@ -66,8 +73,10 @@ class Recording(TorchFunctionMode):
         return self.node(value) if isinstance(value, Tensor) else value
 
     def node(self, tensor: Tensor) -> Node:
-        seen, node = self.nodes.get(id(tensor), (None, None))
+        seen, version, node = self.nodes.get(id(tensor), (None, 0, None))
         if seen is not None and node is not None and seen() is tensor:
+            if version != tensor._version:
+                raise NotRecordedError("a tensor that something unseen has changed")
             return node
         if id(tensor) not in self.of_the_model:
             raise NotRecordedError("a tensor from elsewhere")
@@ -77,12 +86,17 @@ class Recording(TorchFunctionMode):
         return node
 
 
-def _as_aten(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _of_torch(func: Callable[..., Any]) -> bool:
+    """One of torch's own functions, not somebody's operator of the same name."""
+    return any(func is getattr(place, func.__name__, None) for place in (torch, F, Tensor))
+
+
+def _as_aten(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Functions of torch.nn.functional call a few arguments otherwise than their operators do."""
     kwargs = {key: value for key, value in kwargs.items() if key not in ("inplace", "return_indices")}
-    if "training" in kwargs and "dropout" in name:
+    if "training" in kwargs and "dropout" in func.__name__:
         kwargs["train"] = kwargs.pop("training")
-    if name == "batch_norm" and "eps" in kwargs:  # statistics come before the weights there
+    if func is F.batch_norm:  # statistics come before the weights there
         args, kwargs = args[:1], {"running_mean": args[1], "running_var": args[2], "cudnn_enabled": False, **kwargs}
     return args, kwargs
 
