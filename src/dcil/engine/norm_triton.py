@@ -201,6 +201,10 @@ class Plan:
     rows: int
     channels: int
 
+    @classmethod
+    def of(cls, x: Tensor) -> Plan:
+        return cls(x.numel() // x.shape[1], x.shape[1])
+
     @property
     def large(self) -> bool:
         """Beyond the cache what counts is to keep the memory busy."""
@@ -236,20 +240,18 @@ class Plan:
 def forward(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, relu: bool,
             running: tuple[Tensor, Tensor] | None, momentum: float) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(output, mean, 1 / standard deviation); moves the running statistics if there are any."""
-    channels = x.shape[1]
-    rows = x.numel() // channels
-    plan = Plan(rows, channels)
+    plan = Plan.of(x)
     reading = plan.reduce()
-    parts = torch.empty(reading.parts, 2, channels, device=x.device)
-    mean, scale = torch.empty(2, channels, device=x.device)
+    parts = torch.empty(reading.parts, 2, plan.channels, device=x.device)
+    mean, scale = torch.empty(2, plan.channels, device=x.device)
     y = torch.empty_like(x)
-    _statistics[reading.grid](x, parts, rows, reading.stretch, **reading.blocks)
+    _statistics[reading.grid](x, parts, plan.rows, reading.stretch, **reading.blocks)
     count = plan.fold(parts)
     track = running or (mean, mean)
     writing = plan.write(8192)
     _normalize[writing.grid](
         x, x if residual is None else residual, y, weight, bias, mean, scale, *track, parts,
-        count, rows, writing.stretch, eps, momentum, P=triton.next_power_of_2(count),
+        count, plan.rows, writing.stretch, eps, momentum, P=triton.next_power_of_2(count),
         RELU=relu, RESIDUAL=residual is not None, TRACK=running is not None, KNOWN=False, **writing.blocks,
     )  # fmt: skip
     return y, mean, scale
@@ -258,14 +260,12 @@ def forward(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, ep
 def evaluate(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, relu: bool,
              running: tuple[Tensor, Tensor]) -> Tensor:  # fmt: skip
     """The output by the running statistics."""
-    channels = x.shape[1]
-    rows = x.numel() // channels
-    plan = Plan(rows, channels)
+    plan = Plan.of(x)
     y = torch.empty_like(x)
     writing = plan.write(8192)
     _normalize[writing.grid](
         x, x if residual is None else residual, y, weight, bias, *running, *running, weight,
-        1, rows, writing.stretch, eps, 0.0, P=1,
+        1, plan.rows, writing.stretch, eps, 0.0, P=1,
         RELU=relu, RESIDUAL=residual is not None, TRACK=False, KNOWN=True, **writing.blocks,
     )  # fmt: skip
     return y
@@ -274,21 +274,20 @@ def evaluate(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, e
 def backward(x: Tensor, y: Tensor, grads: list[Tensor], residual: bool, weight: Tensor, bias: Tensor, mean: Tensor,
              scale: Tensor, relu: bool, dweight: Tensor, dbias: Tensor) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """(gradient of the input, of the residual); those of weight and bias are written where they belong."""
-    channels = x.shape[1]
-    rows = x.numel() // channels
-    plan = Plan(rows, channels)
+    plan = Plan.of(x)
     reading = plan.reduce()
-    parts = torch.empty(reading.parts, 2, channels, device=x.device)
+    parts = torch.empty(reading.parts, 2, plan.channels, device=x.device)
     kind = {"RELU": relu, "RESIDUAL": residual, "TWO": len(grads) > 1}
     dx = torch.empty_like(x)
     dres = torch.empty_like(x) if residual else None
     _reduce_gradient[reading.grid](
-        x, y, grads[0], grads[-1], weight, bias, mean, scale, parts, rows, reading.stretch, **kind, **reading.blocks
+        x, y, grads[0], grads[-1], weight, bias, mean, scale, parts,
+        plan.rows, reading.stretch, **kind, **reading.blocks,
     )  # fmt: skip
     count = plan.fold(parts)
     writing = plan.write(4096 if x.numel() >= 2**22 else 8192)
     _pass_gradient[writing.grid](
         x, y, grads[0], grads[-1], dx, dx if dres is None else dres, weight, bias, mean, scale, dweight, dbias, parts,
-        count, rows, writing.stretch, P=triton.next_power_of_2(count), **kind, **writing.blocks,
+        count, plan.rows, writing.stretch, P=triton.next_power_of_2(count), **kind, **writing.blocks,
     )  # fmt: skip
     return dx, dres
