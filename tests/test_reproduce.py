@@ -26,6 +26,7 @@ from dcil.errors import UserError
 from dcil.reproduce import age, iterations, paper, record, report, tables
 from dcil.reproduce.cells import Cell, cell_of, shortened
 from dcil.reproduce.compare import Ours, lines
+from dcil.reproduce.estimate import Estimate
 from dcil.reproduce.paper import Row
 from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.session import Place, Run, carry_on
@@ -275,6 +276,33 @@ def test_looks_around_a_change(monkeypatch, tmp_path):
     updates = zip(found["epochs"]["updates"], found["epochs"]["revived"], strict=True)
     revived = round(sum(n * mean for n, mean in updates))  # each of them left again or is still there
     assert sum(found["stays"]["ended"]) + found["stays"]["still_there"] == revived > 0
+
+
+def test_an_estimate_is_the_share_of_the_device(trained):
+    """Two runs that take turns take twice as long each; what was measured beside as many others counts most."""
+    found = record.read(Run(DPF, 0, trained, EPOCHS).record)
+    seconds = found.column("seconds")
+    alone, crowded = json.loads(json.dumps(found.raw)), json.loads(json.dumps(found.raw))
+    crowded["sessions"][0]["at_once"] = 4
+    crowded["epochs"]["seconds"] = [3 * value for value in seconds]
+    records = [replace(found, raw=raw) for raw in (alone, crowded)]
+    pace = found.pace()[found.raw["environment"]["cpu"], 1]
+    for at_once, want in ((1, pace), (2, 2 * pace), (3, 2.25 * pace), (8, 6 * pace)):
+        assert Estimate(records, at_once).per_epoch(Run(DPF, 1, trained, EPOCHS)) == pytest.approx(want)
+    assert Estimate([], 4).per_epoch(Run(DPF, 1, trained)) == 4 * Estimate([]).per_epoch(Run(DPF, 1, trained))
+
+
+def test_iterations_are_looked_at_where_it_costs_least(trained, tmp_path):
+    """Of the seeds of a cell: the one that was looked at, one that left a snapshot, the first."""
+    out = tmp_path / "copy"
+    shutil.copytree(trained, out)
+    chosen = lambda: [look.run.seed for look in iterations.looks(out, [DPF], [2, 3], EPOCHS)]  # noqa: E731
+    assert chosen() == [0, 0]
+    (Run(DPF, 0, out).folder.path / "at1.safetensors").unlink()
+    assert chosen() == [1, 0]
+    (out / "iterations").mkdir()
+    (out / "iterations" / "digits-resnet8-digits-dpf-0.9-seed2-epoch2.json").write_text("{}")
+    assert chosen() == [2, 0]
 
 
 def test_accuracy_after_every_iteration(trained, tmp_path):

@@ -104,14 +104,16 @@ def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
     """Train what has no record yet, cheapest first."""
     cells = tables.cells(tables.named(args.table), args.cells)
     runs = [Run(cell, seed, out, args.epochs) for cell in cells for seed in range(args.seeds)]
-    estimate = Estimate(record.read_all(out))
+    at_once = runs_at_once(args.parallel, args.device)
+    estimate = Estimate(record.read_all(out), at_once)
     left = {run: estimate.left(run) for run in runs if not run.done}
-    time_left = duration(sum(left.values()))
+    time_left = duration(sum(left.values()) / at_once)
     missing = sorted(left, key=lambda run: (left[run], run.seed))
     if args.dry_run:
         for run in missing:
             say(f"{run.label:60} {duration(left[run]):>12}")
-    say(f"{len(runs) - len(missing)} of {len(runs)} runs are recorded; one at a time, the rest takes about {time_left}")
+    done = len(runs) - len(missing)
+    say(f"{done} of {len(runs)} runs are recorded; the rest takes about {time_left}, {at_once} at once")
     if args.dry_run or not missing:
         return 0
     keep_freed_memory()

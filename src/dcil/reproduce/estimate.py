@@ -30,19 +30,26 @@ UNKNOWN_STEP = 5.0
 
 
 class Estimate:
-    def __init__(self, records: Iterable[Record]) -> None:
-        self.measured: dict[tuple[str, str, str], list[float]] = {}
+    """Times of runs of which ``at_once`` share one device."""
+
+    def __init__(self, records: Iterable[Record], at_once: int = 1) -> None:
+        self.at_once = at_once
+        self.measured: dict[tuple[str, str, str], dict[int, list[float]]] = {}
         for record in records:
             dataset, model, name = record.cell.split("/")
             key = dataset, model, name.partition("-")[0]
-            self.measured.setdefault(key, []).append(statistics.median(record.column("seconds")))
+            for (_, beside), seconds in record.pace().items():
+                self.measured.setdefault(key, {}).setdefault(beside, []).append(seconds)
 
     def epoch(self, cell: Cell, config: Config) -> float:
         """Seconds per epoch: measured for this model and method, or guessed."""
         if found := self.measured.get((cell.dataset, cell.model, cell.method)):
-            return statistics.median(found)
+            beside = min(found, key=lambda runs: abs(runs - self.at_once))
+            # Four runs at once each take almost four times as long: what a run costs is its share of the device.
+            return statistics.median(found[beside]) * self.at_once / beside
         steps = -(-IMAGES[config.dataset] // config.batch)
-        return steps * STEP.get(cell.model, UNKNOWN_STEP) * (PATHS if cell.method == "dcil" else 1.0) / 1000
+        step = STEP.get(cell.model, UNKNOWN_STEP) * (PATHS if cell.method == "dcil" else 1.0)
+        return steps * step / 1000 * self.at_once
 
     def left(self, run: Run) -> float:
         """Seconds to the end of a run, from where it stands."""

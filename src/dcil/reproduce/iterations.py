@@ -23,6 +23,7 @@ from dcil.train.many import Stopped
 
 FORMAT = "dcil iterations 1"
 EPOCHS = (120, 200)  # the paper's figure, counted from 1
+SEEDS = 10  # of a cell, that may have left a snapshot
 CELLS = (
     Cell("cifar10", "resnet20", "dpf", 0.95),
     Cell("cifar10", "resnet20", "dcil", 0.95, kl=False),
@@ -32,7 +33,7 @@ CELLS = (
 
 def snapshots(run: Run) -> tuple[int, ...]:
     """The epochs before which runs of the figure's cells keep a copy of their checkpoint, for this analysis."""
-    return tuple(epoch - 1 for epoch in EPOCHS) if run.cell in CELLS and run.seed == 0 else ()
+    return tuple(epoch - 1 for epoch in EPOCHS) if run.cell in CELLS else ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,15 @@ class Look:
 
 
 def looks(out: Path, cells: Sequence[Cell], epochs: Sequence[int], trial: int | None = None) -> list[Look]:
-    return [Look(Run(cell, 0, out, trial), epoch) for cell in cells for epoch in sorted(epochs)]
+    """One per cell and epoch: the one there is, or one that only needs a snapshot that is there, or seed 0's."""
+
+    def first(cell: Cell, epoch: int) -> Look:
+        seeds = [Look(Run(cell, seed, out, trial), epoch) for seed in range(SEEDS)]
+        there = [look for look in seeds if look.file.exists()]
+        ready = [look for look in seeds if snapshot(look.run.folder, epoch - 1).exists()]
+        return (there + ready + seeds)[0]
+
+    return [first(cell, epoch) for cell in cells for epoch in sorted(epochs)]
 
 
 def look(wanted: Look, place: Place, budget: Budget, progress: Progress) -> None:
