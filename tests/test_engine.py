@@ -88,6 +88,10 @@ def test_engine_and_plain_loop_agree(method, route, model, device):
     assert isinstance(fast.engine, GraphEngine)
     a, b = tensors(go(plain, 1, epoch=1)), tensors(go(fast, 1, epoch=1))
     assert isinstance(fast.engine.route, Plain if route == "plain" else Fused)
+    masks = [key for key, value in a.items() if value.dtype == torch.bool]
+    assert len(masks) == len(plain.net.masks)
+    other = sum(int((a.pop(key) ^ b.pop(key)).sum()) for key in masks)
+    assert other <= 2  # two gradients may tie but for rounding, and RigL grow the one or the other: seen on a GPU
     assert distance(a, b) < 2e-2  # a ReLU at zero may fall to the other side: 1.1e-2 seen with two threads
     if isinstance(fast.engine.route, Fused) and method == "dcil":
         stacked = route == "stacked" and model == "wrn-10-1"  # the other one has 12 channels, not a multiple of 8
@@ -130,7 +134,9 @@ def test_evaluation_by_the_fused_network_is_the_networks(route, model, device):
         for path in net.method.paths:
             torch.testing.assert_close(found[path], net.path(path, x), rtol=1e-3, atol=1e-3)
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
-    assert engine.evaluate() == EagerEngine(net, trainer.optimizer, trainer.loader, Speed("eager", "tf32")).evaluate()
+    own = EagerEngine(net, trainer.optimizer, trainer.loader, Speed("eager", "tf32")).evaluate()
+    one_image = 100.1 / trainer.loader.test_size  # two logits may tie but for rounding: seen on a GPU
+    assert {path: pytest.approx(both, abs=one_image) for path, both in own.items()} == engine.evaluate()
 
 
 class Modes(nn.Module):

@@ -10,9 +10,10 @@ from typing import Any
 from dcil.reproduce import age, pictures, tables
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.compare import Ours, paces
+from dcil.reproduce.iterations import CELLS, EPOCHS
 from dcil.reproduce.page import Block, Cells, Heading, Table, Text
 from dcil.reproduce.record import Record
-from dcil.reproduce.words import NONE, number, signed, spread
+from dcil.reproduce.words import NONE, NOT_RUN, number, signed, spread
 
 
 def blocks(ours: Ours, looks: Sequence[dict[str, Any]], found: dict[str, str]) -> list[Block]:
@@ -50,7 +51,7 @@ STAY = (
 def further(ours: Ours, found: dict[str, str]) -> Table:
     rows = []
     for cell in tables.cells_of(tables.BEYOND):
-        values = [spread(ours.values(cell, "top-1", column)) or "not run" for column in ("last", "best")]
+        values = [spread(ours.values(cell, "top-1", column)) or NOT_RUN for column in ("last", "best")]
         to_dense = ours.values(cell, "top-1 minus dense", "last")
         texts = (
             cell.id,
@@ -91,23 +92,23 @@ def cost(ours: Ours, run: Sequence[Cell]) -> Table:
 
 
 def iterations(looks: Sequence[dict[str, Any]]) -> list[Block]:
-    found: list[Block] = [Heading("Accuracy after every iteration of an epoch")]
-    if not looks:
-        return [*found, Text("Not run: `dcil reproduce iterations` does it.")]
-    rows = []
-    for look in looks:
-        drops = [d for step, *_ in look["updates"] if (d := drop_at(look["top1"], step)) is not None]
-        texts = (
-            look["cell"],
-            str(look["epoch"]),
-            str(len(drops)),
-            spread(drops) or NONE,
-            number(max(drops)) if drops else NONE,
-        )
-        rows.append(Cells(texts))
-    found.append(Table(("Cell", "Epoch", "Mask changes", "Drop at a change", "Largest"), tuple(rows)))
+    """The paper's figure: what `dcil reproduce iterations` saw, and what of it was not run."""
+    rows = {(look["cell"], str(look["epoch"])): look_row(look) for look in looks}
+    for place in [(cell.id, str(epoch)) for cell in CELLS for epoch in EPOCHS]:
+        rows.setdefault(place, Cells((*place, NOT_RUN, NONE, NONE), "missing"))
+    headings = ("Cell", "Epoch", "Mask changes", "Drop at a change", "Largest")
     epochs = sorted({look["epoch"] for look in looks})
-    return found + [pictures.iterations(epoch, [o for o in looks if o["epoch"] == epoch]) for epoch in epochs]
+    return [
+        Heading("Accuracy after every iteration of an epoch"),
+        Table(headings, tuple(rows[place] for place in sorted(rows, key=lambda p: (p[0], int(p[1]))))),
+        *(pictures.iterations(epoch, [o for o in looks if o["epoch"] == epoch]) for epoch in epochs),
+    ]
+
+
+def look_row(look: Mapping[str, Any]) -> Cells:
+    drops = [d for step, *_ in look["updates"] if (d := drop_at(look["top1"], step)) is not None]
+    largest = number(max(drops)) if drops else NONE
+    return Cells((look["cell"], str(look["epoch"]), str(len(drops)), spread(drops) or NONE, largest))
 
 
 def drop_at(top1: Sequence[float], step: int) -> float | None:

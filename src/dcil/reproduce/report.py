@@ -16,11 +16,10 @@ from dcil.reproduce.compare import COLUMNS, Line, Ours, lines
 from dcil.reproduce.estimate import plan
 from dcil.reproduce.page import Block, Cells, Heading, Picture, Table, Text, markdown, page
 from dcil.reproduce.record import Record
-from dcil.reproduce.words import NONE, digits_of, interval, percent, signed, spread
+from dcil.reproduce.words import NONE, NOT_RUN, digits_of, interval, percent, signed, spread
 from dcil.train.files import write_text
 
 TITLE = "The paper's tables, reproduced"
-NOT_RUN = "not run"
 SAYS = {
     "cifar10-unstructured": "CIFAR-10, single weights",
     "cifar100-unstructured": "CIFAR-100, single weights",
@@ -44,6 +43,10 @@ HOW = (
     "in percent of the pruned net. Ours: mean ± sample standard deviation over n seeds, at the last epoch and at the "
     "best one (chosen on the test set, as the paper does). The paper's numbers without 'last' or 'best' stand under "
     "'last'. 'Within ± 2 std' compares our mean with the paper's mean and standard deviation, where it prints one."
+)
+SOURCE = (
+    "Source: a digest of the package's files, which says what ran also where the machine had no repository, or a copy "
+    "of the files beside an older one (then its commit ends in '-dirty')."
 )
 
 
@@ -156,7 +159,8 @@ def with_what(records: Sequence[Record]) -> list[Block]:
         for session in found.raw["sessions"]:
             code, env = session["code"], session["environment"]
             key = (
-                f"{code['dcil']} ({code.get('commit') or 'source ' + code['source']})",
+                f"{code['dcil']} ({code.get('commit') or NONE})",
+                code.get("source", NONE),
                 env["torch"],
                 env.get("gpu") or env["cpu"],
                 found.raw["environment"].get("engine", NONE),
@@ -166,5 +170,5 @@ def with_what(records: Sequence[Record]) -> list[Block]:
     if not counts:
         return []
     rows = tuple(Cells((*key, str(count))) for key, count in sorted(counts.items()))
-    headings = ("dcil", "torch", "Hardware", "Engine", "Precision", "Sessions")
-    return [Heading("Trained with"), Table(headings, rows)]
+    headings = ("dcil", "Source", "torch", "Hardware", "Engine", "Precision", "Sessions")
+    return [Heading("Trained with"), Text(SOURCE), Table(headings, rows)]

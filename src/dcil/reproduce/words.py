@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dcil.reproduce.paper import Row
 
 NONE = "\N{EN DASH}"
+NOT_RUN = "not run"
 
 
 def number(value: float, digits: int = 2) -> str:
