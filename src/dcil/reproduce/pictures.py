@@ -12,6 +12,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dcil.reproduce.iterations import CELLS
 from dcil.reproduce.page import Picture
 from dcil.reproduce.record import Record
 
@@ -29,11 +30,14 @@ RC: dict[Any, Any] = {
 
 def iterations(epoch: int, looks: Sequence[Mapping[str, Any]]) -> Picture:
     """Top-1 after every iteration of one epoch; thin lines where masks changed."""
+    names = dict.fromkeys([*(cell.id for cell in CELLS), *(look["cell"] for look in looks)])
 
     def draw(axes: Axes) -> None:
-        for colour, look in zip(COLOURS, looks, strict=False):
-            top1 = look["top1"]
-            axes.plot(range(1, len(top1) + 1), top1, color=colour, linewidth=1.2, label=look["cell"].split("/")[-1])
+        for colour, name in zip(COLOURS, names, strict=False):  # a cell has its colour whichever others are there
+            for look in looks:
+                if look["cell"] == name:
+                    x = range(1, len(look["top1"]) + 1)
+                    axes.plot(x, look["top1"], color=colour, linewidth=1.2, label=name.split("/")[-1])
         for step, *_ in looks[0]["updates"]:
             axes.axvline(step, color="#999999", linewidth=0.4, alpha=0.6)
         axes.set_xlabel("iteration of the epoch")
