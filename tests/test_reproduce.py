@@ -189,9 +189,9 @@ KILLED = """
 import torch
 from pathlib import Path
 from dcil.reproduce.cells import Cell
-from dcil.reproduce import session
 from dcil.reproduce.session import Place, Run, carry_on
-session.SAVE_EVERY = 0
+from dcil.train import loop
+loop.SAVE_EVERY = 0
 torch.set_num_threads({threads})
 run = Run(Cell("digits", "resnet8-digits", "dcil", 0.9), 0, Path({out!r}), {epochs})
 carry_on(run, Place(Path("nowhere"), torch.device("cpu")), lambda *news: None)
@@ -292,6 +292,16 @@ def test_an_estimate_is_the_share_of_the_device(trained):
     assert Estimate([], 4).per_epoch(Run(DPF, 1, trained)) == 4 * Estimate([]).per_epoch(Run(DPF, 1, trained))
 
 
+def test_a_look_at_a_run_that_was_stopped_just_there(trained, tmp_path):
+    run = Run(DPF, 0, tmp_path, EPOCHS)
+    carry_on(run, CPU, silent, until=1)
+    assert not run.done and not list(run.folder.path.glob("at*"))
+    iterations.look(iterations.Look(run, 2), CPU, Budget.of(None), silent)
+    (look,) = iterations.read_all(tmp_path)
+    kept = record.read(Run(DPF, 0, trained, EPOCHS).record).column("top1")
+    assert look["top1"][-1] == pytest.approx(kept[1], abs=1e-3) and (run.folder.path / "at1.safetensors").exists()
+
+
 def test_iterations_are_looked_at_where_it_costs_least(trained, tmp_path):
     """Of the seeds of a cell: the one that was looked at, one that left a snapshot, the first."""
     out = tmp_path / "copy"
@@ -308,13 +318,13 @@ def test_iterations_are_looked_at_where_it_costs_least(trained, tmp_path):
 def test_accuracy_after_every_iteration(trained, tmp_path):
     out = tmp_path / "copy"
     shutil.copytree(trained, out)
-    for epoch in (2, 3):  # one from a snapshot, one by training anew, since the run went past it
+    for epoch in (2, 3, 1):  # one from a snapshot, one by training anew, since the run went past it, one without either
         (look,) = iterations.looks(out, [DPF], [epoch], EPOCHS)
         iterations.look(look, CPU, Budget.of(None), silent)
     looks = iterations.read_all(out)
-    assert [look["epoch"] for look in looks] == [2, 3] and len(looks[0]["top1"]) == 23
+    assert [look["epoch"] for look in looks] == [1, 2, 3] and len(looks[0]["top1"]) == 23
     kept = record.read(Run(DPF, 0, out, EPOCHS).record).column("top1")
-    assert [look["top1"][-1] for look in looks] == pytest.approx(kept[1:], abs=1e-3)
+    assert [look["top1"][-1] for look in looks] == pytest.approx(kept, abs=1e-3)
     report.build(out, tmp_path / "docs", EPOCHS)
     assert "results-iterations-epoch2.svg" in (tmp_path / "docs" / "results.md").read_text()
 

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dcil.engine import ALONE
 from dcil.reproduce import record
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.pool import Budget
-from dcil.reproduce.session import Place, Run, carry_on, snapshot, start
+from dcil.reproduce.session import Place, Run, carry_on, snapshot
 from dcil.reproduce.watch import top1
-from dcil.train import RunFolder
+from dcil.train import RunFolder, Trainer
 from dcil.train.environment import environment
 from dcil.train.loop import Progress, reseed
 from dcil.train.many import Stopped
@@ -54,7 +55,7 @@ def looks(out: Path, cells: Sequence[Cell], epochs: Sequence[int], trial: int | 
     def first(cell: Cell, epoch: int) -> Look:
         seeds = [Look(Run(cell, seed, out, trial), epoch) for seed in range(SEEDS)]
         there = [look for look in seeds if look.file.exists()]
-        ready = [look for look in seeds if snapshot(look.run.folder, epoch - 1).exists()]
+        ready = [look for look in seeds if snapshot(look.run.folder.path, epoch - 1).exists()]
         return (there + ready + seeds)[0]
 
     return [first(cell, epoch) for cell in cells for epoch in sorted(epochs)]
@@ -63,13 +64,14 @@ def looks(out: Path, cells: Sequence[Cell], epochs: Sequence[int], trial: int | 
 def look(wanted: Look, place: Place, budget: Budget, progress: Progress) -> None:
     """Bring the run to the beginning of the epoch, go through it, write what was seen."""
     run = reach(wanted, place, budget, progress)
-    trainer = start(run, place)
+    with ALONE:  # other runs of this process draw from the same random numbers
+        trainer = Trainer.build(run.config(), place.load(run.cell.dataset, place.data_dir), place.device, place.speed)
     held = RunFolder(run.folder.path / f"looking-{wanted.epoch}")
     held.path.mkdir(exist_ok=True)
     checkpoint = held.path / "checkpoint.safetensors"
     try:
         if wanted.epoch > 1:
-            checkpoint.write_bytes(snapshot(run.folder, wanted.epoch - 1).read_bytes())
+            checkpoint.write_bytes(snapshot(run.folder.path, wanted.epoch - 1).read_bytes())
             held.restore(trainer.net, trainer.optimizer)
         epoch, steps = wanted.epoch - 1, trainer.loader.steps
         reseed(trainer.config.seed, epoch + 1)  # as Trainer.epoch does: the same epoch as the run's own
@@ -100,11 +102,11 @@ def look(wanted: Look, place: Place, budget: Budget, progress: Progress) -> None
 def reach(wanted: Look, place: Place, budget: Budget, progress: Progress) -> Run:
     """A run with a checkpoint at the beginning of the epoch: the cell's own, or one of its own if that went past it."""
     before, run = wanted.epoch - 1, wanted.run
-    if before == 0 or snapshot(run.folder, before).exists():
+    if snapshot(run.folder.path, before).exists():
         return run
     if run.done or run.folder.summary() is not None or len(run.folder.metrics()) > before:
         run = replace(run, out=run.out / "runs" / "iterations")
-        if snapshot(run.folder, before).exists():
+        if snapshot(run.folder.path, before).exists():
             return run
 
     def watching(epoch: int, part: float, row: dict[str, Any] | None) -> None:
@@ -113,8 +115,9 @@ def reach(wanted: Look, place: Place, budget: Budget, progress: Progress) -> Run
             raise Stopped
 
     carry_on(run, place, watching, [e - 1 for e in EPOCHS if e > 1] + [before], until=before)
-    checkpoint = run.folder.path / "checkpoint.safetensors"
-    snapshot(run.folder, before).write_bytes(checkpoint.read_bytes())
+    kept = snapshot(run.folder.path, before)
+    if before > 0 and not kept.exists():  # it had been stopped just there
+        kept.write_bytes((run.folder.path / "checkpoint.safetensors").read_bytes())
     return run
 
 

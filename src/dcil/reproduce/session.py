@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,17 +12,14 @@ import torch
 
 from dcil import data
 from dcil.data import ImageData
-from dcil.engine import ALONE, Speed
+from dcil.engine import Speed
 from dcil.errors import UserError
 from dcil.reproduce import record
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.watch import Watch
-from dcil.train import Config, RunFolder, Trainer
+from dcil.train import Config, RunFolder, Trainer, train
 from dcil.train.environment import environment
-from dcil.train.loop import Progress, finish
-
-NO_END = sys.maxsize
-SAVE_EVERY = 5.0  # seconds between checkpoints, at least
+from dcil.train.loop import NO_END, Bystander, Progress
 
 
 @dataclass(frozen=True)
@@ -73,73 +68,52 @@ def carry_on(run: Run, place: Place, progress: Progress, snapshots: Sequence[int
     What ``progress`` raises at the end of an epoch loses nothing. After the epochs in ``snapshots`` a copy of the
     checkpoint is kept.
     """
-    folder = run.folder
-    with folder.locked():
-        if folder.summary() is None:
-            trainer = start(run, place)
-            epochs = trainer.config.total_epochs
-            done = folder.restore(trainer.net, trainer.optimizer)
-            folder.rewind_metrics(done)
-            watch = Watch(trainer.net, trainer.loader, trainer.engine.speed)
-            watch.restore(folder.path, done)
-            note_session(folder, done, place)
-            go(trainer, watch, folder, range(done, min(epochs, until)), progress, snapshots)
-            if until < epochs:
-                return
-            finish(folder, trainer)
-        record.write(run.record, record.of_run(folder, run.cell.id, run.epochs))
-
-
-def start(run: Run, place: Place) -> Trainer:
-    """The network and its data at the beginning, and the folder of the run."""
     config = run.config()
     if run.folder.started and run.folder.config() != config:
         raise UserError(f"{run.folder.path} was started with other settings than the recipe's: remove it first")
-    with ALONE:  # other runs of this process draw from the same random numbers
-        dataset = place.load(config.dataset, place.data_dir)
-        trainer = Trainer.build(config, dataset, place.device, place.speed)
-    if not run.folder.started:
-        run.folder.create(config, trainer.net.method, dataset)
-    run.folder.tidy()
-    return trainer
+
+    def beside(trainer: Trainer) -> Witness:
+        return Witness(trainer, place, snapshots)
+
+    where = place.data_dir, place.device
+    if train(config, run.folder, *where, progress, place.speed, place.load, beside=beside, until=until):
+        record.write(run.record, record.of_run(run.folder, run.cell.id, run.epochs))
 
 
-def go(
-    trainer: Trainer, watch: Watch, folder: RunFolder, epochs: range, progress: Progress, snapshots: Sequence[int]
-) -> None:
-    """The epochs one after the other. A checkpoint costs as much as many steps, so short epochs share one."""
-    saved = time.monotonic()
-    for epoch in epochs:
-        watch.begin(epoch, trainer.loader.steps)
-        row = trainer.epoch(epoch, progress)
-        folder.append(row)
-        done = epoch + 1
-        due = done == epochs.stop or done in snapshots or time.monotonic() - saved >= SAVE_EVERY
-        if due:
-            saved = save(trainer, watch, folder, done)
-        if done in snapshots:
-            shutil.copyfile(folder.path / "checkpoint.safetensors", snapshot(folder, done))
-        try:
-            progress(done, 0.0, row)
-        except BaseException:
-            if not due:
-                save(trainer, watch, folder, done)
-            raise
+class Witness(Bystander):
+    """Watches what mask updates do, and keeps the checkpoints that are asked for."""
+
+    def __init__(self, trainer: Trainer, place: Place, snapshots: Sequence[int]) -> None:
+        self.place, self.snapshots, self.steps = place, snapshots, trainer.loader.steps
+        self.watch = Watch(trainer.net, trainer.loader, trainer.engine.speed)
+        self.noted = False
+
+    def restore(self, folder: Path, epoch: int) -> None:
+        self.watch.restore(folder, epoch)
+
+    def begin(self, folder: Path, epoch: int) -> None:
+        if not self.noted:
+            note_session(folder, epoch, self.place)
+            self.noted = True
+        self.watch.begin(epoch, self.steps)
+
+    def wants(self, epoch: int) -> bool:
+        return epoch in self.snapshots
+
+    def save(self, folder: Path, epoch: int) -> None:
+        self.watch.save(folder, epoch)
+
+    def saved(self, folder: Path, epoch: int) -> None:
+        if epoch in self.snapshots:
+            shutil.copyfile(folder / "checkpoint.safetensors", snapshot(folder, epoch))
 
 
-def save(trainer: Trainer, watch: Watch, folder: RunFolder, epoch: int) -> float:
-    """Everything to go on from; returns when that was."""
-    watch.save(folder.path, epoch)
-    folder.save(trainer.net, trainer.optimizer, epoch)
-    return time.monotonic()
+def snapshot(folder: Path, epoch: int) -> Path:
+    return folder / f"at{epoch}.safetensors"
 
 
-def snapshot(folder: RunFolder, epoch: int) -> Path:
-    return folder.path / f"at{epoch}.safetensors"
-
-
-def note_session(folder: RunFolder, done: int, place: Place) -> None:
+def note_session(folder: Path, done: int, place: Place) -> None:
     """A run may go on elsewhere: from which epoch on, with what code, on what hardware, beside how many others."""
     entry = {"after": done, "code": record.code(), "environment": environment(place.device), "at_once": place.at_once}
-    with (folder.path / "sessions.jsonl").open("a", encoding="utf-8") as file:
+    with (folder / "sessions.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,10 @@ from dcil.train.team import SOLO, Team
 #: Called with (epochs done, fraction of the current epoch, the newest metrics or None).
 Progress = Callable[[int, float, "dict[str, Any] | None"], None]
 
-__all__ = ["Diverged", "Progress", "Trainer", "train"]
+NO_END = sys.maxsize
+SAVE_EVERY = 5.0  # seconds between checkpoints, at least
+
+__all__ = ["Bystander", "Diverged", "Progress", "Trainer", "train"]
 
 
 @dataclass
@@ -126,6 +130,28 @@ def reseed(seed: int, stream: int) -> None:
         torch.manual_seed(int(state[0]) % 2**63)
 
 
+class Bystander:
+    """Somebody beside a run, told when it goes on and when it is saved. This one does nothing with it."""
+
+    def __init__(self, trainer: Trainer) -> None: ...
+
+    def restore(self, folder: Path, epoch: int) -> None:
+        """The run goes on after ``epoch`` epochs."""
+
+    def begin(self, folder: Path, epoch: int) -> None:
+        """Epoch number ``epoch`` (from 0) begins."""
+
+    def wants(self, epoch: int) -> bool:
+        """Must there be a checkpoint after ``epoch`` epochs?"""
+        return False
+
+    def save(self, folder: Path, epoch: int) -> None:
+        """The checkpoint of ``epoch`` is about to be written."""
+
+    def saved(self, folder: Path, epoch: int) -> None:
+        """It is there."""
+
+
 def train(
     config: Config,
     folder: RunFolder,
@@ -135,10 +161,13 @@ def train(
     speed: Speed | None = None,
     load: Callable[[str, Path], ImageData] = data.load,
     team: Team = SOLO,
+    beside: Callable[[Trainer], Bystander] = Bystander,
+    until: int = NO_END,
 ) -> dict[str, Any]:
-    """Run ``config`` in ``folder``, from its checkpoint if there is one; returns the summary.
+    """Run ``config`` in ``folder``, from its checkpoint if there is one, to the end or through epoch ``until``.
 
-    In a ``team`` all processes call this; the first one writes, and the others return an empty summary.
+    Returns the summary, an empty one if there is more to train. What ``progress`` raises at the end of an epoch loses
+    nothing. In a ``team`` all processes call this; the first one writes, and the others return an empty summary.
     """
     if (done := folder.summary()) is not None:
         return done
@@ -156,12 +185,36 @@ def train(
         folder.rewind_metrics(start)
         for row in folder.metrics():
             progress(row["epoch"], 0.0, row)
-        for epoch in range(start, config.total_epochs):
-            row = trainer.epoch(epoch, progress)
-            folder.append(row)
-            folder.save(trainer.net, trainer.optimizer, epoch + 1)
-            progress(epoch + 1, 0.0, row)
-        return finish(folder, trainer) if team.first else {}
+        bystander = beside(trainer)
+        bystander.restore(folder.path, start)
+        go(trainer, folder, range(start, min(config.total_epochs, until)), progress, bystander)
+        return finish(folder, trainer) if team.first and until >= config.total_epochs else {}
+
+
+def go(trainer: Trainer, folder: RunFolder, epochs: range, progress: Progress, bystander: Bystander) -> None:
+    """The epochs one after the other. A checkpoint costs as much as many steps, so short epochs share one."""
+
+    def save(epoch: int) -> float:
+        bystander.save(folder.path, epoch)
+        folder.save(trainer.net, trainer.optimizer, epoch)
+        bystander.saved(folder.path, epoch)
+        return time.monotonic()
+
+    saved = time.monotonic()
+    for epoch in epochs:
+        bystander.begin(folder.path, epoch)
+        row = trainer.epoch(epoch, progress)
+        folder.append(row)
+        done = epoch + 1
+        due = done == epochs.stop or bystander.wants(done) or time.monotonic() - saved >= SAVE_EVERY
+        if due:
+            saved = save(done)
+        try:
+            progress(done, 0.0, row)
+        except BaseException:
+            if not due:
+                save(done)
+            raise
 
 
 def finish(folder: RunFolder, trainer: Trainer) -> dict[str, Any]:
