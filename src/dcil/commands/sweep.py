@@ -24,11 +24,11 @@ from dcil.commands.train import CONFIG, add_options, base_config, check_same, ov
 from dcil.engine import Speed
 from dcil.errors import UserError, unknown
 from dcil.train import Config, RunFolder, train
-from dcil.train.loop import Progress
 from dcil.train.many import GPU_RUNS, Stopped, carry_out, runs_at_once
 from dcil.train.memory import keep_freed_memory
 from dcil.train.progress import showing_many
 from dcil.train.team import alone
+from dcil.train.trainer import Progress
 
 #: Option -> the field of the config that it lists values for, and how one is read.
 AXES: dict[str, tuple[str, Callable[[str], Any]]] = {

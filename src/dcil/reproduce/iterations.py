@@ -19,8 +19,8 @@ from dcil.reproduce.session import Place, Run, carry_on, snapshot
 from dcil.reproduce.watch import top1
 from dcil.train import RunFolder, Trainer
 from dcil.train.environment import environment
-from dcil.train.loop import Progress, reseed
 from dcil.train.many import Stopped
+from dcil.train.trainer import Progress, reseed
 
 FORMAT = "dcil iterations 1"
 EPOCHS = (120, 200)  # the paper's figure, counted from 1

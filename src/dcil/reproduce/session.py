@@ -19,7 +19,8 @@ from dcil.reproduce.cells import Cell
 from dcil.reproduce.watch import Watch
 from dcil.train import Config, RunFolder, Trainer, train
 from dcil.train.environment import environment
-from dcil.train.loop import NO_END, Bystander, Progress
+from dcil.train.loop import NO_END, Bystander
+from dcil.train.trainer import Progress
 
 
 @dataclass(frozen=True)

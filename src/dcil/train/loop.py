@@ -1,4 +1,4 @@
-"""The training loop: the five lines of the README, with a learning rate, metrics and checkpoints around them."""
+"""A run: the epochs one after the other, in a folder from which it can go on, to the model and the summary."""
 
 from __future__ import annotations
 
@@ -6,128 +6,25 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
-from dcil import SparseNet, Update, data, models
-from dcil.data import Batches, ImageData
-from dcil.engine import ALONE, Diverged, EagerEngine, Engine, Speed
-from dcil.errors import UserError
-from dcil.train import joint
+from dcil import data
+from dcil.data import ImageData
+from dcil.engine import ALONE, Diverged, Speed
 from dcil.train.config import Config
 from dcil.train.curve import summarise
 from dcil.train.environment import environment
 from dcil.train.files import write_text, write_whole
 from dcil.train.run import Onlooker, RunFolder
 from dcil.train.team import SOLO, Team
-
-#: Called with (epochs done, fraction of the current epoch, the newest metrics or None).
-Progress = Callable[[int, float, "dict[str, Any] | None"], None]
+from dcil.train.trainer import Progress, Trainer
 
 NO_END = sys.maxsize
 SAVE_EVERY = 5.0  # seconds between checkpoints, at least
-
-__all__ = ["Bystander", "Diverged", "Progress", "Trainer", "train"]
-
-
-@dataclass
-class Trainer:
-    """A network, its optimizer and its data, at the end of some epoch."""
-
-    config: Config
-    net: SparseNet
-    optimizer: torch.optim.SGD
-    loader: Batches
-    engine: Engine
-    team: Team = SOLO
-
-    @classmethod
-    def build(
-        cls,
-        config: Config,
-        dataset: ImageData,
-        device: torch.device,
-        speed: Speed | None = None,
-        team: Team = SOLO,
-    ) -> Trainer:
-        check_last_batch(config.batch, dataset.train_size, team)
-        loader = dataset.loader(config.batch, device, config.seed, team.rank, team.world)
-        reseed(config.seed, 0)
-        model = models.build(config.model, dataset.classes, dataset.shape[0]).to(device)
-        net = SparseNet(model, config.build_method(loader.steps))
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as the batches come: convolutions like it
-        optimizer = torch.optim.SGD(
-            net.parameters(),
-            lr=config.lr,
-            momentum=config.momentum,
-            nesterov=config.momentum > 0,
-            weight_decay=config.weight_decay,
-        )
-        return cls(config, net, optimizer, loader, joint.build(net, optimizer, loader, speed or Speed(), team), team)
-
-    def epoch(self, epoch: int, progress: Progress) -> dict[str, Any]:
-        """Train through epoch number ``epoch`` (from 0) and measure. Nothing here depends on the epochs before it
-        but the network and the optimizer, so a run can go on from any epoch's end."""
-        reseed(self.config.seed, epoch + 1)
-        self.net.train()
-        start = time.perf_counter()
-        updates: list[Update] = []
-        rate = self.config.lr_at
-        for i, update in enumerate(self.engine.epoch(epoch, lambda i: rate(epoch + i / self.loader.steps))):
-            if update is not None:
-                updates.append(update)
-            progress(epoch, (i + 1) / self.loader.steps, None)
-        loss, hits, images = self.engine.totals()
-        return {
-            "epoch": epoch + 1,
-            "phase": self.config.phase_at(epoch)[0].name,
-            "step": self.net.steps_done,
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "train_loss": loss / images,
-            "top1_train": 100 * hits / images,
-            **self.measure(),
-            "updates": [[update.step, *update.changes.tolist()] for update in updates],
-            "seconds": time.perf_counter() - start,
-        }
-
-    def step(self, x: Tensor, y: Tensor, updates: list[Update]) -> Tensor:
-        """One plain step by hand; returns what it adds to an epoch's totals and notes a mask update in ``updates``."""
-        totals, update = EagerEngine(self.net, self.optimizer, self.loader, Speed().on(x.device)).step(x, y)
-        if update is not None:
-            updates.append(update)
-        return totals
-
-    def measure(self) -> dict[str, Any]:
-        """Accuracy of both paths and sparsity, now."""
-        accuracy = self.engine.evaluate()
-        top1, top5 = accuracy["pruned"]
-        top1_super, _ = accuracy.get("super", (None, None))
-        return {"top1": top1, "top5": top5, "top1_super": top1_super, "sparsity": self.net.sparsity}
-
-
-def check_last_batch(batch: int, images: int, team: Team) -> None:
-    """Norm layers cannot train on one image, be it all of the last batch or a process's share of it."""
-    if images % batch == 1:
-        raise UserError(f"--batch {batch} leaves a last batch of one image, which norm layers cannot train on")
-    left = images % batch or batch
-    if team.world > 1 and team.local_norms and left < 2 * team.world:
-        raise UserError(
-            f"--batch {batch} leaves a last batch of {left} images: with --local-norms, each of {team.world} "
-            "processes needs two"
-        )
-
-
-def reseed(seed: int, stream: int) -> None:
-    """Fresh random numbers that depend on (seed, stream) only, for what a model draws: initial weights, dropout."""
-    state = np.random.SeedSequence((seed, stream)).generate_state(1, np.uint64)
-    with ALONE:  # not while another run of this process draws its weights
-        torch.manual_seed(int(state[0]) % 2**63)
 
 
 class Bystander:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from dcil.train.loop import Progress as Report
+from dcil.train.trainer import Progress as Report
 
 
 @contextmanager
