@@ -163,11 +163,15 @@ def test_dry_run_and_list(tiny_table, tmp_path, capsys):
 # -- runs that are stopped and go on ---------------------------------------------------------------------------------
 
 
-def test_budget_stops_between_epochs_and_another_folder_goes_on(trained, tmp_path):
+def test_budget_stops_between_epochs_and_another_folder_goes_on(trained, tmp_path, monkeypatch):
     run = Run(DPF, 0, tmp_path / "here", EPOCHS)
-    clock = iter(range(10**6))
-    # Every look at this clock takes a second: one epoch is begun and the next is not.
-    pool = Pool(CPU, Budget.of(3, lambda: next(clock)), Console(quiet=True))
+    now = [0.0]
+
+    def a_second_per_epoch(*_):
+        return lambda epoch, part, row: now.append(now[-1] + (row is not None))
+
+    monkeypatch.setattr("dcil.reproduce.pool.lines", a_second_per_epoch)
+    pool = Pool(CPU, Budget.of(2, lambda: now[-1]), Console(quiet=True))
     assert pool.run([run], lambda run: 0.1) == {}
     done = len(run.folder.metrics())
     assert 1 <= done < EPOCHS and not run.done
@@ -183,6 +187,43 @@ def test_a_spent_budget_starts_nothing(tmp_path):
     run = Run(DPF, 0, tmp_path, EPOCHS)
     assert Pool(CPU, Budget.of(0), Console(quiet=True)).run([run], lambda run: 1.0) == {}
     assert not run.folder.started
+
+
+def test_a_budget_stops_an_epoch_that_takes_longer_than_was_thought(tmp_path, monkeypatch):
+    now = [0.0]
+
+    def a_second_per_step(*_):
+        return lambda epoch, part, row: now.append(now[-1] + 1)
+
+    monkeypatch.setattr("dcil.reproduce.pool.lines", a_second_per_step)
+    run = Run(DPF, 0, tmp_path, EPOCHS)
+    assert Pool(CPU, Budget.of(10, lambda: now[-1]), Console(quiet=True)).run([run], lambda run: 0.1) == {}
+    assert run.folder.started and not run.folder.metrics() and now[-1] < 12
+
+
+def test_a_run_that_another_process_recorded_is_not_trained_again(trained, tmp_path):
+    out = tmp_path / "copy"
+    shutil.copytree(trained, out)
+    run = Run(DPF, 0, out, EPOCHS)
+    before = run.record.read_bytes()
+    shutil.rmtree(run.folder.path)  # as --tidy does
+    carry_on(run, CPU, silent)
+    assert not run.folder.path.exists() and run.record.read_bytes() == before
+
+
+def test_a_run_goes_on_without_what_was_watched(trained, tmp_path):
+    """A folder that was copied in part: the run is the same, only the stays are not known any more."""
+    run = Run(DPF, 0, tmp_path, EPOCHS)
+    carry_on(run, CPU, silent, until=2)
+    (run.folder.path / "watch-2.safetensors").unlink()
+    (run.folder.path / "watch-9.safetensors").write_bytes(b"of a session that went further and was lost")
+    with (run.folder.path / "sessions.jsonl").open("a") as file:
+        file.write('{"after": 2, "co')  # cut short by a kill
+    carry_on(run, CPU, silent)
+    found, whole = record.read(run.record), record.read(Run(DPF, 0, trained, EPOCHS).record)
+    assert found.raw["stays"] is None and found.column("top1") == whole.column("top1")
+    assert [session["after"] for session in found.raw["sessions"]] == [0, 2]
+    assert not (run.folder.path / "watch-9.safetensors").exists()
 
 
 KILLED = """
@@ -292,6 +333,40 @@ def test_an_estimate_is_the_share_of_the_device(trained):
     assert Estimate([], 4).per_epoch(Run(DPF, 1, trained)) == 4 * Estimate([]).per_epoch(Run(DPF, 1, trained))
 
 
+def test_bad_requests_for_iterations(tmp_path, capsys):
+    start = ["iterations", "--out", str(tmp_path)]
+    for words, message in (
+        (["--at", "0"], "epochs 1 to 300"),
+        (["--at", "301"], "epochs 1 to 300"),
+        (["--epochs", "6", "--at", "7"], "epochs 1 to 6"),
+        (["--cells", "typo"], "no cell has that"),
+    ):
+        with pytest.raises(UserError, match=message):
+            main([*start, *words])
+    with pytest.raises(UserError, match="give it alone"):
+        main(["iterations,stability"])
+    assert main([*start, "--budget", "0s"]) == 0 and "budget is spent" in capsys.readouterr().out
+    assert main([*start, "--dry-run"]) == 0 and "up to 119 epochs of training" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_used_is_said_once(tmp_path, capsys, tiny_table, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        main(["tiny", "--out", str(tmp_path / "file"), "--epochs", "1"])
+
+    def gone(name, where):
+        raise UserError(f"{name} is not there")
+
+    monkeypatch.setattr("dcil.commands.reproduce.data.load", gone)
+    with pytest.raises(UserError, match="digits is not there"):
+        main(["tiny", "--out", str(tmp_path / "out"), "--epochs", "1"])
+    assert not list((tmp_path / "out").rglob("*.json"))
+    with pytest.raises(UserError, match="not a folder"):
+        main(["--report", "--out", str(tmp_path / "typo"), "--docs", str(tmp_path / "docs")])
+    assert not (tmp_path / "docs").exists()
+
+
 def test_a_look_at_a_run_that_was_stopped_just_there(trained, tmp_path):
     run = Run(DPF, 0, tmp_path, EPOCHS)
     carry_on(run, CPU, silent, until=1)
@@ -315,7 +390,7 @@ def test_iterations_are_looked_at_where_it_costs_least(trained, tmp_path):
     assert chosen() == [2, 0]
 
 
-def test_accuracy_after_every_iteration(trained, tmp_path):
+def test_accuracy_after_every_iteration(trained, tmp_path, tiny_table):
     out = tmp_path / "copy"
     shutil.copytree(trained, out)
     for epoch in (2, 3, 1):  # one from a snapshot, one by training anew, since the run went past it, one without either
@@ -330,6 +405,60 @@ def test_accuracy_after_every_iteration(trained, tmp_path):
 
 
 # -- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_epoch_is_as_sparse_as_the_result(trained):
+    found = record.read(Run(DPF, 0, trained, EPOCHS).record)
+    raw = found.raw | {"epochs": found.raw["epochs"] | {"top1": [99.0, 60.0, 50.0], "sparsity": [0.5, 0.895, 0.9]}}
+    assert replace(found, raw=raw).best == 60.0
+
+
+def paths(value, here=()):
+    """Where everything in a record is."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*here, key)
+        yield from paths(inner, (*here, key))
+
+
+def test_a_record_that_was_altered_is_named(trained, tmp_path, tiny_table):
+    """Whatever is missing from it: one line with its name, or a page; never a traceback."""
+    out, docs = tmp_path / "copy", tmp_path / "docs"
+    shutil.copytree(trained, out, ignore=shutil.ignore_patterns("runs"))
+    file = Run(DPF, 0, out).record
+    whole = json.loads(file.read_text())
+    named = 0
+    for path in paths(whole):
+        if path[0] == "layers":
+            continue
+        raw = json.loads(json.dumps(whole))
+        inner = raw
+        for key in path[:-1]:
+            inner = inner[key]
+        del inner[path[-1]]
+        file.write_text(json.dumps(raw))
+        try:
+            report.build(out, docs, EPOCHS)
+        except UserError as error:
+            assert str(file) in str(error) and "\n" not in str(error)
+            named += 1
+    assert named > 20
+
+
+def test_a_copy_or_other_settings_do_not_count(trained, tmp_path, tiny_table):
+    out, docs = tmp_path / "copy", tmp_path / "docs"
+    shutil.copytree(trained, out, ignore=shutil.ignore_patterns("runs"))
+    file = Run(DPF, 0, out).record
+    copy = file.with_name("dpf-0.9-seed0 (copy).json")
+    shutil.copyfile(file, copy)
+    with pytest.raises(UserError, match=r"it holds digits/resnet8-digits/dpf-0\.9-seed0"):
+        report.build(out, docs, EPOCHS)
+    copy.unlink()
+    raw = json.loads(file.read_text())
+    raw["config"]["method"]["every"] = 1000
+    file.write_text(json.dumps(raw))
+    report.build(out, docs, EPOCHS)
+    assert "dpf-0.9-seed0" in (docs / "results.md").read_text().partition("## Records left out")[2]
 
 
 def test_the_record_is_small_and_complete(trained):

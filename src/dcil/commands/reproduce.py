@@ -6,8 +6,10 @@ the accuracy after every iteration. The same command again goes on where it was 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -24,6 +26,7 @@ from dcil.reproduce import iterations, record, tables
 from dcil.reproduce.estimate import Estimate
 from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.session import Place, Run
+from dcil.train.environment import hardware
 from dcil.train.many import GPU_RUNS, Stopped, runs_at_once
 from dcil.train.memory import keep_freed_memory
 from dcil.train.progress import lines
@@ -104,21 +107,26 @@ def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
     """Train what has no record yet, cheapest first."""
     cells = tables.cells(tables.named(args.table), args.cells)
     runs = [Run(cell, seed, out, args.epochs) for cell in cells for seed in range(args.seeds)]
-    at_once = runs_at_once(args.parallel, args.device)
-    estimate = Estimate(record.read_all(out), at_once)
+    place = place_of(args)
+    estimate = Estimate(record.read_all(out), place.at_once, hardware(args.device))
     left = {run: estimate.left(run) for run in runs if not run.done}
-    time_left = duration(sum(left.values()) / at_once)
     missing = sorted(left, key=lambda run: (left[run], run.seed))
     if args.dry_run:
         for run in missing:
             say(f"{run.label:60} {duration(left[run]):>12}")
     done = len(runs) - len(missing)
-    say(f"{done} of {len(runs)} runs are recorded; the rest takes about {time_left}, {at_once} at once")
-    if args.dry_run or not missing:
+    if not missing:
+        say(f"all {done} runs are recorded")
         return 0
+    rest = f"about {duration(sum(left.values()) / place.at_once)}, {place.at_once} at once{estimate.basis}"
+    say(f"{done} of {len(runs)} runs are recorded; the rest takes {rest}")
+    if args.dry_run:
+        return 0
+    lost = check_place(missing, place, out)
     keep_freed_memory()
-    pool = Pool(place_of(args), budget, console(), args.tidy, iterations.snapshots)
-    failures = pool.run(missing, estimate.per_epoch)
+    pool = Pool(place, budget, console(), args.tidy, iterations.snapshots)
+    failures = lost | pool.run([run for run in missing if run.label not in lost], estimate.per_epoch)
+    failures = {run.label: failures[run.label] for run in missing if run.label in failures and not run.done}
     done = sum(run.done for run in runs)
     say(f"{done} of {len(runs)} runs are recorded" + ("" if done == len(runs) else "; the same command goes on"))
     for label, reason in failures.items():
@@ -126,20 +134,44 @@ def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
     return 1 if failures else 0
 
 
+def check_place(runs: Sequence[Run], place: Place, out: Path) -> dict[str, str]:
+    """Whatever would stop every run is said once, before any begins; label -> why, of those whose data is not there."""
+    out.mkdir(parents=True, exist_ok=True)
+    if not os.access(out, os.W_OK):
+        raise UserError(f"--out {out} cannot be written to")
+    lost: dict[str, str] = {}
+    for dataset in dict.fromkeys(run.cell.dataset for run in runs):
+        of_it = [run for run in runs if run.cell.dataset == dataset]
+        try:
+            place.load(of_it[0].config().dataset, place.data_dir)
+        except UserError as error:
+            lost |= {run.label: str(error) for run in of_it}
+            if len(lost) == len(runs):
+                raise
+    return lost
+
+
 def look_closely(args: argparse.Namespace, out: Path, budget: Budget) -> int:
     """Accuracy after every iteration, for the cells of the paper's figure."""
-    cells = [cell for cell in iterations.CELLS if args.cells is None or tables.matches(cell, args.cells.split(","))]
+    cells = tables.select(iterations.CELLS, args.cells)
+    last = min(Run(cell, 0, out, args.epochs).config().total_epochs for cell in cells)
+    if wrong := [epoch for epoch in args.at if not 1 <= epoch <= last]:
+        raise UserError(f"--at {wrong[0]}: there are epochs 1 to {last}")
     wanted = [look for look in iterations.looks(out, cells, args.at, args.epochs) if not look.file.exists()]
     if args.dry_run:
         for look in wanted:
-            say(f"{look.run.label} epoch {look.epoch}")
+            say(f"{look.run.label} epoch {look.epoch}: {look.needs}")
         return 0
-    place, shown = place_of(args), console()
+    place, shown, takes = place_of(args), console(), 0.0
     for look in wanted:
+        begun = time.monotonic()
         try:
+            if not budget.allows(takes):
+                raise Stopped
             iterations.look(look, place, budget, lines(shown, look.run.label, look.run.config().total_epochs))
         except Stopped:
             say("the budget is spent; the same command goes on")
             return 0
+        takes = time.monotonic() - begun
         say(f"wrote {look.file}")
     return 0

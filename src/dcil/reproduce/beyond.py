@@ -20,8 +20,11 @@ def blocks(ours: Ours, looks: Sequence[dict[str, Any]], found: dict[str, str]) -
     known = tables.known()
     run = [known[cell] for cell in known if cell in ours.by_cell]
     return [
-        Heading("Beyond the paper's cells"),
-        Text("Methods and sparsities that the paper's main tables do not print, trained with the same recipe."),
+        Heading(f"More methods on ResNet-20 ({tables.BEYOND})"),
+        Text(
+            "DCIL without its KL terms and methods that the paper quotes or does not mention, trained with its recipe "
+            "instead of that of their own papers."
+        ),
         further(ours, found),
         Heading("DCIL against DPF"),
         Text("The paper's main claim: DCIL at its last epoch is above DPF at its best one."),
@@ -93,14 +96,20 @@ def cost(ours: Ours, run: Sequence[Cell]) -> Table:
 
 def iterations(looks: Sequence[dict[str, Any]]) -> list[Block]:
     """The paper's figure: what `dcil reproduce iterations` saw, and what of it was not run."""
-    rows = {(look["cell"], str(look["epoch"])): look_row(look) for look in looks}
-    for place in [(cell.id, str(epoch)) for cell in CELLS for epoch in EPOCHS]:
-        rows.setdefault(place, Cells((*place, NOT_RUN, NONE, NONE), "missing"))
-    headings = ("Cell", "Epoch", "Mask changes", "Drop at a change", "Largest")
+    rows = {(look["cell"], look["epoch"], look["seed"]): look_row(look) for look in looks}
+    there = {place[:2] for place in rows}
+    for cell, epoch in ((cell.id, epoch) for cell in CELLS for epoch in EPOCHS):
+        if (cell, epoch) not in there:
+            rows[cell, epoch, 0] = Cells((cell, str(epoch), NONE, NOT_RUN, NONE, NONE), "missing")
+    headings = ("Cell", "Epoch", "Seed", "Mask changes", "Drop at a change", "Largest")
     epochs = sorted({look["epoch"] for look in looks})
     return [
         Heading("Accuracy after every iteration of an epoch"),
-        Table(headings, tuple(rows[place] for place in sorted(rows, key=lambda p: (p[0], int(p[1]))))),
+        Text(
+            "`dcil reproduce iterations`: one epoch of one run, evaluated after each of its iterations. Drop: top-1 "
+            "before minus top-1 after a mask change, mean ± standard deviation over the changes of that epoch."
+        ),
+        Table(headings, tuple(rows[place] for place in sorted(rows))),
         *(pictures.iterations(epoch, [o for o in looks if o["epoch"] == epoch]) for epoch in epochs),
     ]
 
@@ -108,7 +117,8 @@ def iterations(looks: Sequence[dict[str, Any]]) -> list[Block]:
 def look_row(look: Mapping[str, Any]) -> Cells:
     drops = [d for step, *_ in look["updates"] if (d := drop_at(look["top1"], step)) is not None]
     largest = number(max(drops)) if drops else NONE
-    return Cells((look["cell"], str(look["epoch"]), str(len(drops)), spread(drops) or NONE, largest))
+    place = look["cell"], str(look["epoch"]), str(look["seed"])
+    return Cells((*place, str(len(drops)), spread(drops) or NONE, largest))
 
 
 def drop_at(top1: Sequence[float], step: int) -> float | None:

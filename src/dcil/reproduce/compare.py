@@ -64,14 +64,15 @@ class Ours:
         return [value - statistics.fmean(dense) for value in found] if dense else []
 
     def times(self, cell: Cell) -> list[float]:
-        """Whole training time, relative to DPF with fine-tuning, where both ran on the same hardware alike."""
-        reference = dataclasses.replace(cell, method="dpf", kl=True, target=None, finetune=60)
+        """Whole training time of each run, relative to DPF with fine-tuning on the same hardware, beside as many."""
+        reference = self.of(dataclasses.replace(cell, method="dpf", kl=True, target=None, finetune=60))
+        beside = paces(reference)
         found: list[float] = []
-        for where, seconds in paces(self.of(cell)).items():
-            beside = paces(self.of(reference)).get(where)
-            if beside is not None:
-                epochs = [len(self.of(c)[0].column("top1")) for c in (cell, reference)]
-                found.append(seconds * epochs[0] / (beside * epochs[1]))
+        for record in self.of(cell):
+            ratios = [seconds / beside[where] for where, seconds in record.pace().items() if where in beside]
+            if ratios:
+                epochs = [len(r.column("top1")) for r in (record, reference[0])]
+                found.append(statistics.median(ratios) * epochs[0] / epochs[1])
         return found
 
 
@@ -130,7 +131,7 @@ def line(quantity: str, rows: dict[str, Row], ours: Ours) -> Line:
     row = next(iter(rows.values()))
     models = tables.SHARED_MODELS if row.model is None else (row.model,)
     cells = tuple(cell for model in models if (cell := cell_of(row, model)) is not None)
-    values = {c: [v for cell in cells for v in ours.values(cell, quantity, c)] for c in COLUMNS}
+    values = {c: [ours.values(cell, quantity, c) for cell in cells] for c in COLUMNS}
     plain = quantity == "top-1" and cells[0] != cells[0].dense
     return Line(
         cells=cells,
@@ -140,7 +141,8 @@ def line(quantity: str, rows: dict[str, Row], ours: Ours) -> Line:
         variant=variant(row),
         quantity=quantity,
         paper=rows,
-        ours=values,
+        # A row that stands for two networks needs both.
+        ours={c: [v for one in found for v in one] if all(found) else [] for c, found in values.items()},
         to_dense=ours.values(cells[0], "top-1 minus dense", "last") if plain else [],
         notes=tuple(dict.fromkeys(n for cell in cells for r in ours.of(cell) for n in r.raw["summary"]["notes"])),
     )

@@ -15,9 +15,9 @@ from dcil.engine import ALONE
 from dcil.reproduce import record
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.pool import Budget
-from dcil.reproduce.session import Place, Run, carry_on, snapshot
+from dcil.reproduce.session import Place, Run, carry_on, keep_checkpoint, snapshot
 from dcil.reproduce.watch import top1
-from dcil.train import RunFolder, Trainer
+from dcil.train import Trainer
 from dcil.train.environment import environment
 from dcil.train.many import Stopped
 from dcil.train.trainer import Progress, reseed
@@ -48,6 +48,13 @@ class Look:
     def file(self) -> Path:
         return self.run.out / "iterations" / f"{self.run.label.replace('/', '-')}-epoch{self.epoch}.json"
 
+    @property
+    def needs(self) -> str:
+        """What must be done before it, in words."""
+        if self.epoch == 1 or snapshot(self.run.folder.path, self.epoch - 1).exists():
+            return "one epoch"
+        return f"up to {self.epoch - 1} epochs of training, then one"
+
 
 def looks(out: Path, cells: Sequence[Cell], epochs: Sequence[int], trial: int | None = None) -> list[Look]:
     """One per cell and epoch: the one there is, or one that only needs a snapshot that is there, or seed 0's."""
@@ -66,25 +73,17 @@ def look(wanted: Look, place: Place, budget: Budget, progress: Progress) -> None
     run = reach(wanted, place, budget, progress)
     with ALONE:  # other runs of this process draw from the same random numbers
         trainer = Trainer.build(run.config(), place.load(run.cell.dataset, place.data_dir), place.device, place.speed)
-    held = RunFolder(run.folder.path / f"looking-{wanted.epoch}")
-    held.path.mkdir(exist_ok=True)
-    checkpoint = held.path / "checkpoint.safetensors"
-    try:
-        if wanted.epoch > 1:
-            checkpoint.write_bytes(snapshot(run.folder.path, wanted.epoch - 1).read_bytes())
-            held.restore(trainer.net, trainer.optimizer)
-        epoch, steps = wanted.epoch - 1, trainer.loader.steps
-        reseed(trainer.config.seed, epoch + 1)  # as Trainer.epoch does: the same epoch as the run's own
-        trainer.net.train()
-        seen: list[Tensor] = []
-        updates: list[list[Any]] = []
-        for i, update in enumerate(trainer.engine.epoch(epoch, lambda i: trainer.config.lr_at(epoch + i / steps))):
-            seen.append(top1(trainer.net, trainer.loader, trainer.engine.speed))
-            if update is not None:
-                updates.append([i + 1, *update.changes.tolist()])
-    finally:
-        checkpoint.unlink(missing_ok=True)
-        held.path.rmdir()
+    epoch, steps = wanted.epoch - 1, trainer.loader.steps
+    if epoch > 0:
+        run.folder.restore(trainer.net, trainer.optimizer, snapshot(run.folder.path, epoch))
+    reseed(trainer.config.seed, epoch + 1)  # as Trainer.epoch does: the same epoch as the run's own
+    trainer.net.train()
+    seen: list[Tensor] = []
+    updates: list[list[Any]] = []
+    for i, update in enumerate(trainer.engine.epoch(epoch, lambda i: trainer.config.lr_at(epoch + i / steps))):
+        seen.append(top1(trainer.net, trainer.loader, trainer.engine.speed))
+        if update is not None:
+            updates.append([i + 1, *update.changes.tolist()])
     found = {
         "format": FORMAT,
         "cell": run.cell.id,
@@ -115,9 +114,8 @@ def reach(wanted: Look, place: Place, budget: Budget, progress: Progress) -> Run
             raise Stopped
 
     carry_on(run, place, watching, [e - 1 for e in EPOCHS if e > 1] + [before], until=before)
-    kept = snapshot(run.folder.path, before)
-    if before > 0 and not kept.exists():  # it had been stopped just there
-        kept.write_bytes((run.folder.path / "checkpoint.safetensors").read_bytes())
+    if before > 0 and not snapshot(run.folder.path, before).exists():  # it had been stopped just there
+        keep_checkpoint(run.folder.path, before)
     return run
 
 
@@ -129,6 +127,8 @@ def read_all(out: Path) -> list[dict[str, Any]]:
             look = json.loads(file.read_text(encoding="utf-8"))
             if look["format"] != FORMAT or len(look["top1"]) < 1:
                 raise ValueError(f"it is not a {FORMAT}")
-            _ = look["cell"], look["epoch"], look["updates"]
+            if not all(1 <= step <= len(look["top1"]) for step, _, _ in look["updates"]):
+                raise ValueError("it has mask changes after its last iteration")
+            _ = str(look["cell"]), int(look["seed"]), int(look["epoch"]), look["config"]["method"]["epoch_steps"]
             found.append(look)
     return found

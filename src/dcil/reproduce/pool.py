@@ -61,7 +61,7 @@ class Pool:
         show = lines(self.console, run.label, run.config().total_epochs)
 
         def progress(epoch: int, part: float, row: dict[str, Any] | None) -> None:
-            if self.budget.over.is_set():
+            if not self.budget.allows(0):  # also in the middle of an epoch that takes longer than was thought
                 raise Stopped
             show(epoch, part, row)
             if row is not None and not self.budget.allows(MARGIN * row["seconds"]):

@@ -7,7 +7,7 @@ import json
 import statistics
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,10 +18,11 @@ from dcil import data
 from dcil.errors import UserError
 from dcil.reproduce.watch import read_found
 from dcil.train import RunFolder
+from dcil.train.curve import best_epoch
 from dcil.train.files import write_text
-from dcil.train.run import blaming
 
 FORMAT = "dcil record 1"
+SESSIONS = "sessions.jsonl"
 #: Column of the record -> digits kept: what a test set can resolve, not what a float can print.
 COLUMNS = dict.fromkeys(("top1", "top5", "top1_super", "top1_train"), 4)
 COLUMNS |= {"train_loss": 5, "sparsity": 6, "lr": 8, "seconds": 3}
@@ -45,11 +46,9 @@ def code() -> dict[str, str]:
 
 def of_run(folder: RunFolder, cell: str, trial: int | None) -> dict[str, Any]:
     """The record of a complete run, from its folder alone."""
-    rows, summary = folder.metrics(), folder.summary()
+    summary = folder.summary()
     assert summary is not None
-    with blaming(folder.path / "sessions.jsonl"):
-        lines = (folder.path / "sessions.jsonl").read_text(encoding="utf-8").splitlines()
-        sessions = [json.loads(line) for line in lines]
+    rows = folder.metrics(summary["epochs"])
     columns = {
         name: [None if row[name] is None else round(row[name], digits) for row in rows]
         for name, digits in COLUMNS.items()
@@ -62,7 +61,7 @@ def of_run(folder: RunFolder, cell: str, trial: int | None) -> dict[str, Any]:
         "cell": cell,
         **({"trial_epochs": trial} if trial else {}),
         "config": folder.record(),
-        "sessions": sessions,
+        "sessions": read_sessions(folder.path),
         "environment": summary["environment"],
         "summary": {k: v for k, v in summary.items() if k not in ("environment", "layers")},
         "layers": summary["layers"],
@@ -70,6 +69,25 @@ def of_run(folder: RunFolder, cell: str, trial: int | None) -> dict[str, Any]:
         "around_changes": found["looks"],
         "stays": found["stays"],
     }
+
+
+def note_session(folder: Path, done: int, **more: Any) -> None:
+    """A run may go on elsewhere: from which epoch on, with what code, on what hardware, beside how many others."""
+    file = folder / SESSIONS
+    torn = file.exists() and not file.read_bytes().endswith(b"\n")
+    with file.open("a", encoding="utf-8") as opened:
+        opened.write("\n" * torn + json.dumps({"after": done, "code": code(), **more}) + "\n")
+
+
+def read_sessions(folder: Path) -> list[dict[str, Any]]:
+    """The sessions of a run, but for a line that a kill cut short; none of one that was trained by other commands."""
+    found: list[dict[str, Any]] = []
+    if not (folder / SESSIONS).exists():
+        return found
+    for line in (folder / SESSIONS).read_text(encoding="utf-8").splitlines():
+        with suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
 
 
 def mean(values: list[int]) -> float | None:
@@ -106,14 +124,18 @@ class Record:
         return float(self.column("top1")[-1])
 
     @property
+    def best_epoch(self) -> int:
+        """Its index: the best top-1 of the epochs that are as sparse as the result."""
+        return best_epoch(self.column("top1"), self.column("sparsity"))
+
+    @property
     def best(self) -> float:
-        return float(max(self.column("top1")))
+        return float(self.column("top1")[self.best_epoch])
 
     @property
     def best_top5(self) -> float:
         """At the epoch of the best top-1, as the paper takes it."""
-        top1 = self.column("top1")
-        return float(self.column("top5")[top1.index(max(top1))])
+        return float(self.column("top5")[self.best_epoch])
 
     @property
     def std(self) -> float:
@@ -124,7 +146,7 @@ class Record:
         marks = [(int(s["after"]), s) for s in self.raw["sessions"]]
         seconds = self.column("seconds")
         found: dict[tuple[str, int], list[float]] = {}
-        for (first, session), (end, _) in zip(marks, [*marks[1:], (len(seconds), None)], strict=True):
+        for (first, session), (end, _) in zip(marks, [*marks[1:], (len(seconds), None)], strict=False):
             where = session["environment"].get("gpu") or session["environment"]["cpu"]
             # The first epoch of a session also records its graphs.
             found.setdefault((where, session["at_once"]), []).extend(seconds[first + 1 : end] or seconds[first:end])
@@ -136,7 +158,7 @@ def naming(path: Path) -> Iterator[None]:
     """Whatever is wrong with a file that was made by hand or by us is said in one line with its name."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); restore it") from None
@@ -149,6 +171,8 @@ def read(path: Path) -> Record:
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise ValueError(f"it is not a {FORMAT}")
         found = Record(path, str(raw["cell"]), int(raw["config"]["seed"]), raw)
+        if path.parts[-3:] != Path(f"{found.cell}-seed{found.seed}.json").parts:
+            raise ValueError(f"it holds {found.cell}-seed{found.seed}")
         epochs = int(raw["config"]["total_epochs"])
         for name in (*COLUMNS, "updates", "revived", "dropped"):
             if len(found.column(name)) != epochs:

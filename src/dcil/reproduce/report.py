@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dcil.errors import unknown
+from dcil.errors import UserError, unknown
 from dcil.reproduce import beyond, iterations, record, tables
-from dcil.reproduce.cells import Cell
 from dcil.reproduce.compare import COLUMNS, Line, Ours, lines
-from dcil.reproduce.estimate import plan
+from dcil.reproduce.fitting import fits
 from dcil.reproduce.page import Block, Cells, Heading, Picture, Table, Text, markdown, page
 from dcil.reproduce.record import Record
 from dcil.reproduce.words import NONE, NOT_RUN, digits_of, interval, percent, signed, spread
@@ -41,8 +39,9 @@ HOW = (
     "This page is made by `dcil reproduce --report` from the records below results/, one per run; no number in its "
     "tables is typed by hand, only what was found out about a cell (results/findings.json). Accuracies are test top-1 "
     "in percent of the pruned net. Ours: mean ± sample standard deviation over n seeds, at the last epoch and at the "
-    "best one (chosen on the test set, as the paper does). The paper's numbers without 'last' or 'best' stand under "
-    "'last'. 'Within ± 2 std' compares our mean with the paper's mean and standard deviation, where it prints one."
+    "best one, chosen on the test set as the paper does, of the epochs that are as sparse as the result (within a "
+    "point). The paper's numbers without 'last' or 'best' stand under 'last'. 'Within ± 2 std' compares our mean with "
+    "the paper's mean and standard deviation, where it prints one."
 )
 SOURCE = (
     "Source: a digest of the package's files, which says what ran also where the machine had no repository, or a copy "
@@ -52,13 +51,24 @@ SOURCE = (
 
 def build(out: Path, docs: Path, trial: int | None = None) -> list[Path]:
     """Write both pages and the pictures into ``docs``; returns what was written. ``trial``: of runs that short."""
-    records = record.read_all(out)
-    blocks = contents(records, iterations.read_all(out), findings(out), trial)
+    if not out.is_dir():
+        raise UserError(f"--out {out} is not a folder: there are no records in it")
+    records, looks = record.read_all(out), iterations.read_all(out)
+    try:
+        blocks = contents(records, looks, findings(out), trial)
+    except UserError:
+        raise
+    except Exception:
+        for one in records:  # one of them says something impossible: which?
+            with record.naming(one.path):
+                contents([one], [], {}, trial)
+        raise
     files = {"results.md": markdown(blocks), "results.html": page(TITLE, blocks)}
     files |= {block.file: block.svg + "\n" for block in blocks if isinstance(block, Picture)}
-    for old in docs.glob("results-*.svg"):  # a picture whose records are gone
-        if old.name not in files:
-            old.unlink()
+    for kind in ("flips", "iterations"):
+        for old in docs.glob(f"results-{kind}-*.svg"):  # a picture whose records are gone
+            if old.name not in files:
+                old.unlink()
     for name, text in files.items():
         write_text(docs / name, text)
     return [docs / name for name in files]
@@ -70,7 +80,7 @@ def findings(out: Path) -> dict[str, str]:
     if not file.exists():
         return {}
     with record.naming(file):
-        found: dict[str, str] = {str(k): str(v) for k, v in json.loads(file.read_text(encoding="utf-8")).items()}
+        found = {cell: " ".join(text.split()) for cell, text in json.loads(file.read_text(encoding="utf-8")).items()}
     for cell in found:
         if cell not in tables.known():
             raise unknown(f"cell in {file}", cell, tables.known(), nearest_only=True)
@@ -81,7 +91,8 @@ def contents(
     records: Sequence[Record], looks: Sequence[dict[str, Any]], found: dict[str, str], trial: int | None
 ) -> list[Block]:
     known = tables.known()
-    fitting = [r for r in records if r.cell in known and fits(r, known[r.cell], trial)]
+    fitting = [r for r in records if r.cell in known and fits(r.raw["config"], known[r.cell], trial)]
+    seen = [o for o in looks if o["cell"] in known and fits(o["config"], known[o["cell"]], trial)]
     ours = Ours(fitting)
     run = len(ours.by_cell)
     blocks: list[Block] = [Heading(TITLE, 1), Text(HOW)]
@@ -96,20 +107,15 @@ def contents(
                 Heading(f"{SAYS[name]} ({name})" if name in SAYS else name),
                 paper_table(lines(name, ours), found),
             ]
-    blocks += beyond.blocks(ours, looks, found)
+    blocks += beyond.blocks(ours, seen, found)
     blocks += with_what(fitting)
-    if left := [r for r in records if r not in fitting]:
+    left = [f"{r.cell}-seed{r.seed}" for r in records if r not in fitting]
+    left += [f"iterations of {o['cell']}-seed{o['seed']}, epoch {o['epoch']}" for o in looks if o not in seen]
+    if left:
         blocks.append(Heading("Records left out"))
         blocks.append(Text("Their cell is unknown, or their settings are not those of its recipe today:"))
-        blocks.append(Table(("Record",), tuple(Cells((f"{r.cell}-seed{r.seed}",)) for r in left)))
+        blocks.append(Table(("Record",), tuple(Cells((name,)) for name in left)))
     return blocks
-
-
-def fits(found: Record, cell: Cell, trial: int | None) -> bool:
-    """Was it trained with the settings that the cell has today?"""
-    wanted = json.loads(json.dumps(dataclasses.asdict(plan(cell, trial)))) | {"seed": found.seed}
-    recorded = found.raw["config"] | {"method": found.raw["config"]["method"]["name"]}
-    return all(recorded[name] == value for name, value in wanted.items() if name in recorded)
 
 
 def paper_table(found: Sequence[Line], remarks: dict[str, str]) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from dcil.reproduce.cells import Cell
 from dcil.reproduce.watch import Watch
 from dcil.train import Config, RunFolder, Trainer, train
 from dcil.train.environment import environment
+from dcil.train.files import write_whole
 from dcil.train.loop import NO_END, Bystander
 from dcil.train.trainer import Progress
 
@@ -77,6 +77,8 @@ def carry_on(run: Run, place: Place, progress: Progress, snapshots: Sequence[int
         return Witness(trainer, place, snapshots)
 
     where = place.data_dir, place.device
+    if run.done:  # by another process, since we looked
+        return
     if train(config, run.folder, *where, progress, place.speed, place.load, beside=beside, until=until):
         record.write(run.record, record.of_run(run.folder, run.cell.id, run.epochs))
 
@@ -94,7 +96,7 @@ class Witness(Bystander):
 
     def begin(self, folder: Path, epoch: int) -> None:
         if not self.noted:
-            note_session(folder, epoch, self.place)
+            record.note_session(folder, epoch, environment=environment(self.place.device), at_once=self.place.at_once)
             self.noted = True
         self.watch.begin(epoch, self.steps)
 
@@ -106,15 +108,12 @@ class Witness(Bystander):
 
     def saved(self, folder: Path, epoch: int) -> None:
         if epoch in self.snapshots:
-            shutil.copyfile(folder / "checkpoint.safetensors", snapshot(folder, epoch))
+            keep_checkpoint(folder, epoch)
+
+
+def keep_checkpoint(folder: Path, epoch: int) -> None:
+    write_whole(snapshot(folder, epoch), lambda draft: shutil.copyfile(folder / "checkpoint.safetensors", draft))
 
 
 def snapshot(folder: Path, epoch: int) -> Path:
     return folder / f"at{epoch}.safetensors"
-
-
-def note_session(folder: Path, done: int, place: Place) -> None:
-    """A run may go on elsewhere: from which epoch on, with what code, on what hardware, beside how many others."""
-    entry = {"after": done, "code": record.code(), "environment": environment(place.device), "at_once": place.at_once}
-    with (folder / "sessions.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(entry) + "\n")

@@ -29,7 +29,10 @@ def named(text: str) -> list[str]:
     if text == "all":
         return names()
     found: list[str] = []
-    for word in text.split(","):
+    words = text.split(",")
+    if "iterations" in words:
+        raise UserError("iterations is not a table: give it alone, `dcil reproduce iterations`")
+    for word in words:
         matching = [word] if word in names() else [name for name in names() if word and name.startswith(word)]
         if not matching:
             raise unknown("table", word, [*names(), "iterations", "all"])
@@ -53,9 +56,13 @@ def cells_of(table: str) -> list[Cell]:
 
 def cells(tables: Iterable[str], pattern: str | None = None) -> list[Cell]:
     """The cells of several tables, each once; ``pattern``: words of ids, or patterns with *, several with commas."""
-    found = list(dict.fromkeys(cell for table in tables for cell in cells_of(table)))
+    return select(list(dict.fromkeys(cell for table in tables for cell in cells_of(table))), pattern)
+
+
+def select(found: Sequence[Cell], pattern: str | None) -> list[Cell]:
+    """Those that the words or patterns mean."""
     if pattern is None:
-        return found
+        return list(found)
     chosen = [cell for cell in found if matches(cell, pattern.split(","))]
     if not chosen:
         raise UserError(f"--cells {pattern}: no cell has that in its name; they are like {found[-1].id}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
@@ -41,6 +41,7 @@ class Watch:
         self.edges = torch.tensor(EDGES, dtype=torch.int32, device=self.born.device)
         self.steps_stayed = torch.zeros((), dtype=torch.double, device=self.born.device)
         self.looks: list[tuple[int, int, Tensor]] = []  # epoch, step, (before, after) in percent
+        self.whole = True  # since the first step?
         self.chosen: int | None = None
         self.seen: Tensor | None = None  # the masks as the last update left them
         self.epoch = 0
@@ -86,7 +87,9 @@ class Watch:
         """What was seen (waits for the device)."""
         return {
             "looks": [[epoch, step, *(round(v, 4) for v in pair.tolist())] for epoch, step, pair in self.looks],
-            "stays": {
+            "stays": None
+            if not self.whole
+            else {
                 "at_least": [1, *EDGES],
                 "ended": self.stays.tolist(),
                 "steps_stayed": self.steps_stayed.item(),
@@ -105,14 +108,23 @@ class Watch:
             old.unlink()
 
     def restore(self, folder: Path, epoch: int) -> None:
+        """Go on counting after ``epoch`` epochs; without the file of that epoch, stays are not known any more."""
+        for newer in folder.glob("watch-*.safetensors"):
+            if epoch_of(newer) > epoch:
+                newer.unlink()
         if epoch == 0:
             return
-        with safe_open(file_at(folder, epoch), "pt") as opened:
-            self.born.copy_(opened.get_tensor("born"))
-            self.stays.copy_(opened.get_tensor("stays"))
-            self.steps_stayed.copy_(opened.get_tensor("steps_stayed"))
-        looks = (read_found(folder, epoch) or {"looks": []})["looks"]
-        self.looks = [(e, step, torch.tensor(pair, dtype=torch.double)) for e, step, *pair in looks]
+        try:
+            with safe_open(file_at(folder, epoch), "pt") as opened:
+                self.born.copy_(opened.get_tensor("born"))
+                self.stays.copy_(opened.get_tensor("stays"))
+                self.steps_stayed.copy_(opened.get_tensor("steps_stayed"))
+                found = json.loads(opened.metadata()["found"])
+        except (OSError, SafetensorError):
+            self.whole = False
+            return
+        self.whole = found["stays"] is not None
+        self.looks = [(e, step, torch.tensor(pair, dtype=torch.double)) for e, step, *pair in found["looks"]]
 
 
 def file_at(folder: Path, epoch: int) -> Path:

@@ -25,3 +25,11 @@ def summarise(top1: Sequence[float]) -> Summary:
     best = max(top1)
     tail = top1[-max(2, len(top1) // 10) :]
     return Summary(last=top1[-1], best=best, best_epoch=list(top1).index(best) + 1, std=statistics.pstdev(tail))
+
+
+def best_epoch(top1: Sequence[float], sparsity: Sequence[float]) -> int:
+    """The index of the best epoch of those that are as sparse as the last one, within a hundredth.
+
+    Only these compete: a network that is not pruned yet is another network.
+    """
+    return max((i for i, s in enumerate(sparsity) if s >= sparsity[-1] - 0.01), key=lambda i: top1[i])

@@ -20,6 +20,12 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def hardware(device: torch.device) -> str:
+    """What a time depends on."""
+    found = environment(device)
+    return found.get("gpu") or found["cpu"]
+
+
 def environment(device: torch.device) -> dict[str, str]:
     """Versions and hardware, as strings."""
     found = {

@@ -16,7 +16,7 @@ from dcil import data
 from dcil.data import ImageData
 from dcil.engine import ALONE, Diverged, Speed
 from dcil.train.config import Config
-from dcil.train.curve import summarise
+from dcil.train.curve import best_epoch, summarise
 from dcil.train.environment import environment
 from dcil.train.files import write_text, write_whole
 from dcil.train.run import Onlooker, RunFolder
@@ -132,8 +132,7 @@ def summarize(trainer: Trainer, rows: list[dict[str, Any]]) -> dict[str, Any]:
     net = trainer.net
     layers = {name: {"weights": m.numel(), "kept": int(m.sum())} for name, m in net.masks.items()}
     found = summarise([row["top1"] for row in rows])
-    # Only epochs that are as sparse as the result compete for the best: a network not pruned yet is another network.
-    best = max((row for row in rows if row["sparsity"] >= rows[-1]["sparsity"] - 0.01), key=lambda row: row["top1"])
+    best = rows[best_epoch([row["top1"] for row in rows], [row["sparsity"] for row in rows])]
     return {
         "top1_last": found["last"],
         "top1_best": best["top1"],

@@ -134,9 +134,10 @@ class RunFolder:
         write_whole(self.path / "checkpoint.safetensors", lambda draft: save_file(whole, draft, header))
         write_text(self.path / "checkpoint.json", json.dumps(header, indent=1))
 
-    def restore(self, net: SparseNet, optimizer: Optimizer | None = None) -> int:
-        """Bring ``net`` (and ``optimizer``) to the checkpoint; returns the epochs it has seen, 0 if there is none."""
-        file = self.path / "checkpoint.safetensors"
+    def restore(self, net: SparseNet, optimizer: Optimizer | None = None, file: Path | None = None) -> int:
+        """Bring ``net`` (and ``optimizer``) to the checkpoint, or to the one in ``file``; returns the epochs it has
+        seen, 0 if there is none."""
+        file = file or self.path / "checkpoint.safetensors"
         if not file.exists():
             return 0
         try:
