@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from networks import NETWORKS, Counting, Shared, batch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from dcil import DCIL, DPF, METHODS, Dense, Filter, SparseNet, UserError, models, views
 from dcil.methods.dcil import distill
@@ -489,6 +490,34 @@ def test_finalize_copes_with_an_activation_left_on_a_module():
     net = SparseNet(nn.Sequential(Stashing(5, 8), nn.Linear(8, 4)), DCIL(sparsity=0.5, steps=9))
     net(torch.randn(6, 5))
     assert net.finalize()(torch.randn(6, 5)).shape == (6, 4)
+
+
+class Twice(nn.Module):
+    """Computes its activations again in the backward pass, and says so nowhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(checkpoint(self.hidden, x, use_reentrant=False).relu())
+
+
+def test_activations_that_are_computed_twice_inside_are_refused_and_around_are_right():
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 4), torch.randint(2, (8,))
+    net = SparseNet(Twice(), DCIL(sparsity=0.5, steps=10))
+    with pytest.raises(RuntimeError, match="the model checkpoints its activations"):
+        net(x)
+    plain = SparseNet(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), DCIL(sparsity=0.5, steps=10))
+    plain.masks["0.weight"][::2] = False
+    gradients = []
+    for run in (lambda: plain(x), lambda: checkpoint(plain, x, use_reentrant=False)):
+        plain.zero_grad()
+        plain.loss(run(), y).backward()
+        gradients.append([p.grad.clone() for p in plain.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert any(g.any() for g in gradients[0])
 
 
 def test_checkpointed_activations_are_refused():

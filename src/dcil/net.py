@@ -18,7 +18,7 @@ from dcil import views
 from dcil.errors import UserError, unknown
 from dcil.layer import Layer
 from dcil.method import Method, Moment, Task
-from dcil.parts import Choice, find_private, find_prunable
+from dcil.parts import Choice, find_private, find_prunable, single_pass
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ class SparseNet(nn.Module):
         if name not in self.method.paths:
             raise unknown("path", name, self.method.paths)
         seen = self.tensors(name)
-        output = functional_call(self.model, seen, args, kwargs)
+        with single_pass():
+            output = functional_call(self.model, seen, args, kwargs)
         if name != "pruned":  # a module that assigned its buffer anew left the new one in ``seen``
             for key, buffer in self._private.get_submodule(name).named_buffers():
                 if (new := seen[key.replace("/", ".")]) is not buffer:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
+import torch
 from torch import nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
@@ -101,6 +104,21 @@ def find_prunable(
     return found
 
 
+#: A layer that runs again in the backward pass runs outside of its path.
+TWICE = "checkpoints its activations: the second forward pass would see the unmasked weights; switch that off"
+
+
+@contextmanager
+def single_pass() -> Iterator[None]:
+    """While open, torch.utils.checkpoint(use_reentrant=False) says that it cannot be used."""
+    with ExitStack() as stack:
+        if not torch.compiler.is_compiling():
+            # Torch refuses where something around the whole network uses these hooks already, which is fine.
+            with suppress(RuntimeError):
+                stack.enter_context(disable_saved_tensors_hooks(f"the model {TWICE}"))
+        yield
+
+
 def check_ready(model: nn.Module) -> None:
     """What would go wrong later, or worse, silently: lazy modules, and activations that are computed twice."""
     for name, module in model.named_modules():
@@ -109,8 +127,7 @@ def check_ready(model: nn.Module) -> None:
             or getattr(module, "grad_checkpointing", False) is True
         ):
             raise UserError(
-                f"module {name or type(model).__name__!r} checkpoints its activations: the second forward pass "
-                "would see the unmasked weights; switch that off, e.g. with model.gradient_checkpointing_disable()"
+                f"module {name or type(model).__name__!r} {TWICE}, e.g. with model.gradient_checkpointing_disable()"
             )
         if any(is_lazy(t) for t in [*module.parameters(recurse=False), *module.buffers(recurse=False)]):
             raise UserError(
