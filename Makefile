@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 demo: .venv/ready
 	rm -rf demo
-	$(BIN)/dcil train --recipe digits --method dense,dpf,dcil --sparsity 0.95 --out demo
+	OMP_NUM_THREADS=1 $(BIN)/dcil train --recipe digits --method dense,dpf,dcil --sparsity 0.95 --out demo
 	$(BIN)/dcil export demo/dcil --to safetensors --out demo/pnet.safetensors
 	@echo
 	@echo "The report is demo/report.html: open it in a browser."

@@ -246,3 +246,26 @@ def test_bench_step_prints_ratios(capsys):
     out = capsys.readouterr().out
     assert "DCIL" in out
     assert "x dense" in out
+
+
+def test_a_page_among_the_runs_is_passed_over(run, tmp_path, capsys):
+    """runs/table/* has the comparison's own report in it."""
+    page = tmp_path / "report.html"
+    page.write_text("")
+    assert main(["report", str(page), str(run), "--out", str(tmp_path / "new.html")]) == 0
+    assert (tmp_path / "new.html").stat().st_size > 1000
+    assert "not a run folder" in wrong(["report", page, "--out", tmp_path / "none.html"], capsys)
+
+
+def test_an_unfinished_run_says_so(run, tmp_path, capsys):
+    folder = tmp_path / "stopped"
+    shutil.copytree(run, folder)
+    (folder / "summary.json").unlink()
+    for words in (["export", folder, "--to", "sparse", "--out", tmp_path / "x.sparse"], ["eval", folder]):
+        assert main([str(word) for word in words]) == 0
+        assert "ends at epoch 2 of 2; dcil train --resume" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_benchmark_of_training_wants_a_gpu(capsys):
+    assert "dcil bench step" in wrong(["bench", "train"], capsys)

@@ -542,3 +542,17 @@ def test_double_weights_are_ranked_in_double():
 
 def test_no_kl_ever_means_none_while_fine_tuning_either():
     assert DCIL(sparsity=0.5, steps=10, warmup=1.0).kl_at(15) == 0.0
+
+
+def test_mistakes_of_a_first_script_are_named():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    for method in ("dcil", DCIL):
+        with pytest.raises(UserError, match="is not a method"):
+            SparseNet(model, method)
+    with pytest.raises(UserError, match=r"granularity='filter' cannot work; it is for this method .*Filter\(\)"):
+        DCIL(sparsity=0.5, steps=10, granularity="filter")
+    net = SparseNet(model, DCIL(sparsity=0.5, steps=10)).eval()
+    with pytest.raises(UserError, match="gives in training"):
+        net.loss(net(torch.randn(3, 4)), torch.zeros(3, dtype=torch.long))
+    with pytest.warns(UserWarning, match=r"asked for a sparsity of 0\.5, reached 0\.0000"):
+        net.finalize()  # without a single net.step

@@ -99,10 +99,10 @@ class Method:
         self.require("ramp", 0 < self.ramp <= 1, "the part of the steps in which sparsity grows, above 0, at most 1")
         self.require("every", self.every >= 0, "a number of steps, at least 1, or 0 for once per epoch")
         self.require("epoch_steps", self.epoch_steps >= 1, "a number of steps, at least 1")
+        names = " or ".join(f"{kind.__name__}()" for kind in self.granularities)
+        self.require("granularity", isinstance(self.granularity, self.granularities), f"for this method {names}")
         most = self.granularity.most
         self.require("sparsity", self.sparsity <= most, f"with {self.granularity} at most {most:g}")
-        names = " or ".join(kind.__name__ for kind in self.granularities)
-        self.require("granularity", isinstance(self.granularity, self.granularities), f"for this method {names}")
 
     def require(self, field: str, ok: bool, right: str) -> None:
         """The check of one setting; the message says what was given and what would be right."""

@@ -58,6 +58,8 @@ class SparseNet(nn.Module):
         classifier: str | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(method, Method):
+            raise UserError(f"{method!r} is not a method; one is DCIL(sparsity=0.95, steps=60_000)")
         model = method.prepare(model)
         self.model = model
         self.method = method
@@ -130,6 +132,8 @@ class SparseNet(nn.Module):
 
     def loss(self, outputs: Mapping[str, Any], target: Any, task: Task = F.cross_entropy) -> Tensor:
         """The method's loss over all paths; ``task(output, target)`` is the loss of one."""
+        if not isinstance(outputs, Mapping):
+            raise UserError("loss takes what net(x) gives in training; in evaluation (net.eval()) that is one output")
         return self.method.loss(outputs, target, task, self._steps_done)
 
     @torch.no_grad()
@@ -205,8 +209,8 @@ class SparseNet(nn.Module):
     @torch.no_grad()
     def finalize(self) -> nn.Module:
         """The pruned net as a module of your own class, with your own keys and zeros in place; in eval mode."""
-        if empty := self.empty_layers():
-            warnings.warn(f"these layers lost every weight: {', '.join(empty)}", stacklevel=2)
+        for note in self.notes():
+            warnings.warn(note, stacklevel=3)  # past no_grad
         # Tensors that a forward pass left on a module cannot be copied with their history.
         stray = [v for m in self.model.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf]
         model = copy.deepcopy(self.model, {id(v): v.detach().clone() for v in stray}).eval()

@@ -8,7 +8,7 @@ from pathlib import Path
 from dcil.bench import step, train
 from dcil.commands.bench_infer import bench_infer
 from dcil.commands.parser import Parser, device, epochs, positive
-from dcil.errors import unknown
+from dcil.errors import UserError, unknown
 
 
 def bench_step(words: Sequence[str]) -> int:
@@ -33,6 +33,8 @@ def bench_train(words: Sequence[str]) -> int:
     for name in args.models.split(","):
         if name not in train.CASES:
             raise unknown("model", name, train.CASES)
+    if args.device.type != "cuda" and not any(word.startswith("--device") for word in words):
+        raise UserError("dcil bench train is for a GPU, and there is none; dcil bench step times steps on the CPU")
     train.run(args.models.split(","), args.parallel, args.precision, args.baseline.split(","), args.device, args.out)
     return 0
 

@@ -32,7 +32,7 @@ def main(words: Sequence[str]) -> int:
     folder = RunFolder(args.run)
     net, config = folder.load(), folder.config()
     shape = folder.record()["shape"]
-    model = finished(net)
+    model = finished(folder, net)
     cost = account(model, torch.zeros(1, *shape))
     batches = data.load(config.dataset, args.data_dir).loader(256, args.device, config.seed)
     console = Console()
@@ -44,8 +44,11 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def finished(net: SparseNet) -> nn.Module:
-    """The pruned net; what it lost is said in lines of their own."""
+def finished(folder: RunFolder, net: SparseNet) -> nn.Module:
+    """The pruned net; what it lost, or lacks because the run is not complete, is said in lines of their own."""
+    if folder.summary() is None:
+        epochs, total = net.steps_done // net.method.epoch_steps, folder.config().total_epochs
+        say(f"note: {folder.path} ends at epoch {epochs} of {total}; dcil train --resume --out {folder.path} goes on")
     for name in net.empty_layers():
         say(f"note: layer {name} lost every weight: nothing passes it any more")
     with warnings.catch_warnings():

@@ -1,9 +1,9 @@
-"""The finished pruned net of a run as a file, checked against the run before it gets its name.
+"""The pruned net of a run as a file, checked against the run before it gets its name.
 
 torch, safetensors   a state dict under the model's own keys, zeros in place
 sparse               kept values and coded masks only; dcil.export.load_sparse reads it back
 compact              the physically smaller network of a filter-pruned run; torch.export.load runs it
-cpu                  a plan that dcil.runtime.load runs fast on an ordinary CPU, with numpy alone
+cpu                  a plan that dcil_runtime.load runs fast on an ordinary CPU, with numpy alone
 onnx                 for ONNX Runtime and others; with --compact the smaller network
 semi-structured      2:4 weights, half the size; dcil.export.to_semi_structured runs them on a GPU
 """
@@ -56,7 +56,7 @@ def main(words: Sequence[str]) -> int:
         "dataset": config.dataset,
         "run": str(args.run.resolve().name),
     }
-    model = finished(net)
+    model = finished(folder, net)
     images = torch.randn(1 if args.to == "cpu" else 2, *shape, generator=torch.Generator().manual_seed(0))
     written = export(model, args.to, args.out, notes, images, dtype=args.dtype, small=args.compact, block=args.block)
     cost = account(model, images[:1])

@@ -45,7 +45,7 @@ def overview() -> Table:
     table.add_row("methods", "\n".join(f"{name:10} {first_line(kind)}" for name, kind in METHODS.items()))
     table.add_row("models", ", ".join(models.names()) + "; wrn-D-W of any depth and width")
     table.add_row("data sets", ", ".join(data.names()))
-    table.add_row("granularities", ", ".join(GRANULARITIES))
+    table.add_row("granularities", ", ".join(GRANULARITIES) + "; N:M such as 2:4")
     table.add_row("recipes", ", ".join(RECIPES))
     return table
 

@@ -16,7 +16,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
     parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="the file to write")
     args = parser.parse(words)
-    show(args.runs, args.out)
+    # runs/* also finds the page of a comparison, which lies beside its runs.
+    show([run for run in args.runs if not run.is_file()] or args.runs, args.out)
     return 0
 
 

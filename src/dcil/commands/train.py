@@ -74,6 +74,8 @@ def add_options(parser: Parser) -> None:
             option = f"--{name.replace('_', '-')}"
             kind = reader(typing.get_type_hints(Config)[name])
             default = field.default if field.default is not dataclasses.MISSING else None
+            if isinstance(default, tuple):  # as it is typed
+                default = ",".join(map(str, default))
             parser.add_argument(
                 option,
                 dest=name,

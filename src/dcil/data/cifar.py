@@ -86,6 +86,8 @@ CIFAR100 = Source(
 
 def load(source: Source, data_dir: Path, fetch: download.Fetch | None = download.fetch) -> Dataset:
     """The data set below `data_dir`, every file checked; what is missing comes through `fetch` (None: not at all)."""
+    if data_dir.exists() and not data_dir.is_dir():
+        raise UserError(f"{data_dir} is not a folder: data sets are looked for in one")
     folder = data_dir / source.folder
     missing = [file for file in source.train + source.test if not (folder / file.name).is_file()]
     if missing:

@@ -54,6 +54,8 @@ def build(out: Path, docs: Path, trial: int | None = None) -> list[Path]:
     if not out.is_dir():
         raise UserError(f"--out {out} is not a folder: there are no records in it")
     records, looks = record.read_all(out), iterations.read_all(out)
+    if not records and not looks:
+        raise UserError(f"there are no records below {out} yet: dcil reproduce TABLE makes them")
     try:
         blocks = contents(records, looks, findings(out), trial)
     except UserError:

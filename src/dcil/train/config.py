@@ -72,7 +72,7 @@ class Config:
 
     dataset: str = described("digits", "data set to train on")
     model: str = described("resnet8-digits", "network to train")
-    method: str = described("dcil", "training method")
+    method: str = described("dcil", "training method; several with commas, or all, are compared")
     sparsity: float = described(0.95, "fraction of the weights (or filters) to prune, from 0 to below 1")
     granularity: str = described("weight", "what is pruned as one piece")
     settings: dict[str, Any] = field(

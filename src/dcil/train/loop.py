@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,9 @@ def go(trainer: Trainer, folder: RunFolder, epochs: range, progress: Progress, b
 def finish(folder: RunFolder, trainer: Trainer) -> dict[str, Any]:
     """The finalized model and, last of all, the summary that marks the run as complete."""
     net, rows = trainer.net, folder.metrics()
-    model = net.finalize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the summary has them as notes
+        model = net.finalize()
     if broken := [name for name, value in model.state_dict().items() if not value.isfinite().all()]:
         raise Diverged(f"the last step left weights that are not finite ({broken[0]}); try a smaller learning rate")
     tensors = {key: value.cpu().contiguous().clone() for key, value in model.state_dict().items()}
