@@ -66,7 +66,7 @@ def one_epoch(*words: str) -> int:
         save(self, net, optimizer, epoch)
         raise KeyboardInterrupt
 
-    with mock.patch.object(RunFolder, "save", stop):
+    with mock.patch.object(RunFolder, "save", stop), mock.patch("dcil.train.loop.SAVE_EVERY", 0):
         return dcil(*words)
 
 
