@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ from dcil.reproduce.paper import Row
 from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.session import Place, Run, carry_on
 from dcil.reproduce.watch import NEVER, Watch
+from dcil.reproduce.words import spread
 from dcil.train import RECIPES, RunFolder, train
 
 SHARED = Path(__file__).parents[2] / "shared" / "paper" / "paper.json"
@@ -541,3 +543,35 @@ def test_the_command_trains_and_reports(tiny_table, tmp_path, capsys):
     assert "1 of 1 runs are recorded" in capsys.readouterr().out
     assert (tmp_path / "trial-1" / "docs" / "results.html").exists()
     assert not list(tmp_path.glob("digits")) and not list((tmp_path / "trial-1" / "runs").rglob("*.safetensors"))
+
+
+# -- what the repository says ----------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_page_of_the_repository_is_made_from_its_records(tmp_path):
+    report.build(ROOT / "results", tmp_path)
+    assert (tmp_path / "results.md").read_text() == (ROOT / "docs" / "results.md").read_text()
+
+
+def test_the_readmes_table_is_of_the_records():
+    ours = Ours(record.read_all(ROOT / "results"))
+    methods = {"dense": "dense", "DPF": "dpf", "DCIL": "dcil", "DCIL without KL": "dcil"}
+    rows = re.findall(
+        r"^\| ([\w ]+) \| (–|\d+ %) \| (\d) \| (.+?) \| .+? \| (.+?) \| (.+?) \|$",
+        (ROOT / "README.md").read_text(),
+        re.M,
+    )
+    assert len(rows) == 7
+    for name, sparsity, n, last, best, std in rows:
+        share = 0.0 if sparsity == "–" else int(sparsity.split()[0]) / 100
+        cell = Cell("cifar10", "resnet20", methods[name], share, kl="without" not in name)
+        values = [
+            ours.values(cell, "top-1", "last"),
+            ours.values(cell, "top-1", "best"),
+            ours.values(cell, "std", "last"),
+        ]
+        assert len(values[0]) == int(n)
+        assert spread(values[0]) == last
+        assert [f"{statistics.fmean(v):.2f}" for v in values[1:]] == [best, std]
