@@ -71,8 +71,9 @@ def looks(out: Path, cells: Sequence[Cell], epochs: Sequence[int], trial: int | 
 def look(wanted: Look, place: Place, budget: Budget, progress: Progress) -> None:
     """Bring the run to the beginning of the epoch, go through it, write what was seen."""
     run = reach(wanted, place, budget, progress)
+    config = run.config()
     with ALONE:  # other runs of this process draw from the same random numbers
-        trainer = Trainer.build(run.config(), place.load(run.cell.dataset, place.data_dir), place.device, place.speed)
+        trainer = Trainer.build(config, place.load(config.dataset, place.data_dir), place.device, place.speed)
     epoch, steps = wanted.epoch - 1, trainer.loader.steps
     if epoch > 0:
         run.folder.restore(trainer.net, trainer.optimizer, snapshot(run.folder.path, epoch))

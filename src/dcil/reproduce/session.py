@@ -69,6 +69,8 @@ def carry_on(run: Run, place: Place, progress: Progress, snapshots: Sequence[int
     What ``progress`` raises at the end of an epoch loses nothing. After the epochs in ``snapshots`` a copy of the
     checkpoint is kept.
     """
+    if run.done:  # by another process, since somebody looked
+        return
     config = run.config()
     if run.folder.started and run.folder.config() != config:
         raise UserError(f"{run.folder.path} was started with other settings than the recipe's: remove it first")
@@ -77,8 +79,6 @@ def carry_on(run: Run, place: Place, progress: Progress, snapshots: Sequence[int
         return Witness(trainer, place, snapshots)
 
     where = place.data_dir, place.device
-    if run.done:  # by another process, since we looked
-        return
     if train(config, run.folder, *where, progress, place.speed, place.load, beside=beside, until=until):
         record.write(run.record, record.of_run(run.folder, run.cell.id, run.epochs))
 
