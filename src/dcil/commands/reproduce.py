@@ -26,7 +26,7 @@ from dcil.reproduce import iterations, record, tables
 from dcil.reproduce.estimate import Estimate
 from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.session import Place, Run
-from dcil.train.environment import hardware
+from dcil.train.environment import environment, hardware
 from dcil.train.many import GPU_RUNS, Stopped, runs_at_once
 from dcil.train.memory import keep_freed_memory
 from dcil.train.progress import lines
@@ -108,7 +108,7 @@ def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
     cells = tables.cells(tables.named(args.table), args.cells)
     runs = [Run(cell, seed, out, args.epochs) for cell in cells for seed in range(args.seeds)]
     place = place_of(args)
-    estimate = Estimate(record.read_all(out), place.at_once, hardware(args.device))
+    estimate = Estimate(record.read_all(out), place.at_once, hardware(environment(args.device)))
     left = {run: estimate.left(run) for run in runs if not run.done}
     missing = sorted(left, key=lambda run: (left[run], run.seed))
     if args.dry_run:

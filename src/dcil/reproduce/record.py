@@ -19,6 +19,7 @@ from dcil.errors import UserError
 from dcil.reproduce.watch import read_found
 from dcil.train import RunFolder
 from dcil.train.curve import best_epoch
+from dcil.train.environment import hardware
 from dcil.train.files import write_text
 
 FORMAT = "dcil record 1"
@@ -147,7 +148,7 @@ class Record:
         seconds = self.column("seconds")
         found: dict[tuple[str, int], list[float]] = {}
         for (first, session), (end, _) in zip(marks, [*marks[1:], (len(seconds), None)], strict=False):
-            where = session["environment"].get("gpu") or session["environment"]["cpu"]
+            where = hardware(session["environment"])
             # The first epoch of a session also records its graphs.
             found.setdefault((where, session["at_once"]), []).extend(seconds[first + 1 : end] or seconds[first:end])
         return {key: statistics.median(values) for key, values in found.items() if values}

@@ -15,6 +15,7 @@ from dcil.reproduce.fitting import fits
 from dcil.reproduce.page import Block, Cells, Heading, Picture, Table, Text, markdown, page
 from dcil.reproduce.record import Record
 from dcil.reproduce.words import NONE, NOT_RUN, digits_of, interval, percent, signed, spread
+from dcil.train.environment import hardware
 from dcil.train.files import write_text
 
 TITLE = "The paper's tables, reproduced"
@@ -170,7 +171,7 @@ def with_what(records: Sequence[Record]) -> list[Block]:
                 f"{code['dcil']} ({code.get('commit') or NONE})",
                 code.get("source", NONE),
                 env["torch"],
-                env.get("gpu") or env["cpu"],
+                hardware(env),
                 found.raw["environment"].get("engine", NONE),
                 found.raw["environment"].get("precision", NONE),
             )

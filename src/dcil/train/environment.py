@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -20,12 +21,6 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def hardware(device: torch.device) -> str:
-    """What a time depends on."""
-    found = environment(device)
-    return found.get("gpu") or found["cpu"]
-
-
 def environment(device: torch.device) -> dict[str, str]:
     """Versions and hardware, as strings."""
     found = {
@@ -40,3 +35,8 @@ def environment(device: torch.device) -> dict[str, str]:
         found["gpu"] = torch.cuda.get_device_name(device)
         found["cuda"] = str(torch.version.cuda)
     return found
+
+
+def hardware(found: Mapping[str, str]) -> str:
+    """Of an environment, what a time depends on."""
+    return found.get("gpu") or found["cpu"]
