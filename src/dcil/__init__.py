@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dcil.criteria import OBD, Criterion, Gradient, Magnitude, Taylor
+from dcil.criteria import OBD, OBS, Criterion, Gradient, Magnitude, Taylor
 from dcil.errors import UserError
 from dcil.granularity import NM, Filter, Granularity, Weight
-from dcil.method import Method, Moment, Phase
+from dcil.method import Method, Phase, StepContext
 from dcil.methods import (
     DCIL,
     DNS,
@@ -28,7 +28,6 @@ from dcil.methods import (
 from dcil.net import SparseNet, Update
 from dcil.schedule import Cubic
 from dcil.scope import ERK, Global, Scope, Uniform
-from dcil.surgeon import OBS
 
 __version__ = "0.1.0"
 
@@ -59,13 +58,13 @@ __all__ = [
     "L1Filter",
     "Magnitude",
     "Method",
-    "Moment",
     "OneShot",
     "Phase",
     "Rewind",
     "RigL",
     "Scope",
     "SparseNet",
+    "StepContext",
     "Taylor",
     "Uniform",
     "Update",

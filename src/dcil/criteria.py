@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dcil.errors import UserError
-from dcil.layer import Layer
+from dcil.weight import Layer
 
 State = dict[str, Tensor]
 
@@ -98,3 +99,64 @@ class OBD(Criterion):
 
     def score(self, layer: Layer, state: State) -> Tensor:
         return 0.5 * state[f"fisher.{layer.name}"].float() * layer.weight.detach().float().square()
+
+
+@dataclass(frozen=True)
+class OBS(Criterion):
+    """w_q^2 / (2 [H^-1]_qq), and the rest of the block moves by -(w_q / [H^-1]_qq) H^-1 e_q (Hassibi & Stork 1993).
+
+    H is the empirical Fisher matrix of the gradients seen, in blocks of ``block`` neighbouring weights, so that it
+    takes ``block`` numbers per weight. Its inverse is built gradient by gradient from I / ``damp`` (Woodbury):
+
+        H^-1 <- H^-1 - (H^-1 g)(H^-1 g)^T / (samples + g^T H^-1 g)
+
+    and starts again after ``samples`` gradients, so that it follows the training. The practical version of
+    Kurtic et al. 2022 is this with a few large batches of gradients at every update.
+    """
+
+    block: int = 16
+    damp: float = 1e-4
+    samples: int = 256
+
+    def start(self, layers: Sequence[Layer]) -> State:
+        state: State = {}
+        for layer in layers:
+            blocks = -(-layer.weight.numel() // self.block)
+            state[f"inverse.{layer.name}"] = self.fresh(layer.weight, blocks)
+            state[f"seen.{layer.name}"] = torch.zeros((), device=layer.weight.device)
+        return state
+
+    def fresh(self, like: Tensor, blocks: int) -> Tensor:
+        return torch.eye(self.block, device=like.device).repeat(blocks, 1, 1) / self.damp
+
+    def observe(self, layers: Sequence[Layer], state: State) -> None:
+        for layer in layers:
+            inverse, seen = state[f"inverse.{layer.name}"], state[f"seen.{layer.name}"]
+            full = seen >= self.samples  # on the device: nothing waits here
+            inverse.copy_(torch.where(full, self.fresh(inverse, len(inverse)), inverse))
+            seen.copy_(torch.where(full, 0.0, seen) + 1)
+            g = self.blocks(gradient_of(layer)).unsqueeze(2)
+            direction = inverse @ g
+            inverse.sub_(direction @ direction.mT / (self.samples + (g.mT @ direction)))
+
+    def blocks(self, values: Tensor) -> Tensor:
+        """The values of a layer in rows of ``block``, the last one filled up with zeros."""
+        flat = values.detach().float().flatten()
+        return F.pad(flat, (0, -len(flat) % self.block)).view(-1, self.block)
+
+    def score(self, layer: Layer, state: State) -> Tensor:
+        diagonal = state[f"inverse.{layer.name}"].diagonal(dim1=1, dim2=2)
+        scores = self.blocks(layer.weight).square() / (2 * diagonal)
+        return scores.flatten()[: layer.weight.numel()].view_as(layer.weight)
+
+    def compensate(self, layer: Layer, dropped: Tensor, state: State) -> None:
+        """Several weights of a block at once: -H^-1[:, Q] (H^-1[Q, Q])^-1 w_Q, one weight being Hassibi's formula."""
+        inverse, w = state[f"inverse.{layer.name}"], self.blocks(layer.weight)
+        q = self.blocks(dropped) > 0
+        # Rows and columns outside Q become those of the identity, so that every block solves for its own Q.
+        inside = q.unsqueeze(1) & q.unsqueeze(2)
+        system = torch.where(inside, inverse, torch.eye(self.block, device=inverse.device))
+        solved = torch.linalg.solve(system, torch.where(q, w, 0.0).unsqueeze(2))
+        moved = w - (inverse @ solved).squeeze(2)
+        kept = torch.where(q, w, moved)  # the dropped ones are set to zero by whoever drops them
+        layer.weight.copy_(kept.flatten()[: layer.weight.numel()].view_as(layer.weight))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dcil.errors import UserError
-from dcil.layer import Layer
+from dcil.weight import Layer
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,16 @@ from dcil import views
 from dcil.criteria import Criterion, Magnitude, State
 from dcil.errors import UserError
 from dcil.granularity import Filter, Granularity, Weight
-from dcil.layer import Layer
-from dcil.masks import changes, select
 from dcil.schedule import Cubic
 from dcil.scope import Global, Scope
+from dcil.selection import changes, select
+from dcil.weight import Layer
 
 Task = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepContext:
     """What the hooks of a method work on: live tensors, changed in place.
 
     layers      the prunable weights with their masks
@@ -148,7 +148,7 @@ class Method:
         """The tensors that the method keeps from step to step."""
         return self.criterion.start(layers)
 
-    def start(self, now: Moment) -> None:
+    def start(self, now: StepContext) -> None:
         """Before the first step; the masks are all True."""
 
     def see(self, path: str, layer: Layer, state: State) -> Tensor:
@@ -159,11 +159,11 @@ class Method:
         """The sum of the task's loss over the paths; ``step`` counts the steps already taken."""
         return torch.stack([task(output, target) for output in outputs.values()]).sum()
 
-    def after_step(self, now: Moment) -> None:
+    def after_step(self, now: StepContext) -> None:
         """After every optimizer step, before the masks move: tensor operations in place and nothing else."""
         self.criterion.observe(now.layers, now.state)
 
-    def update(self, now: Moment) -> None:
+    def update(self, now: StepContext) -> None:
         """Move the masks, in place; called when ``due``."""
         layers = [layer for layer in now.layers if self.granularity.fits(layer)]
         scores = [self.group_scores(layer, now.state) for layer in layers]
@@ -171,7 +171,7 @@ class Method:
         for layer, groups in zip(layers, kept, strict=True):
             layer.mask.copy_(self.granularity.mask(layer, groups))
 
-    def move_masks(self, now: Moment) -> Tensor:
+    def move_masks(self, now: StepContext) -> Tensor:
         """``update``, and how many weights it (revived, dropped), still on the device."""
         before = [layer.mask.clone() for layer in now.layers]
         self.update(now)

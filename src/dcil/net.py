@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 
 from dcil import views
 from dcil.errors import UserError, unknown
-from dcil.layer import Layer
-from dcil.method import Method, Moment, Task
-from dcil.parts import Choice, find_private, find_prunable, single_pass
+from dcil.method import Method, StepContext, Task
+from dcil.partition import Choice, find_private, find_prunable, single_pass
+from dcil.weight import Layer
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class SparseNet(nn.Module):
         for name, tensor in method.remember(self.layers, model).items():
             self._state.register_buffer(_plain(name), tensor)
         self._steps_done = 0
-        self.mover: Callable[[Moment], Tensor] = method.move_masks  # an engine puts its recorded form in place
+        self.mover: Callable[[StepContext], Tensor] = method.move_masks  # an engine puts its recorded form in place
         self.train()
         with torch.no_grad():
             method.start(self.moment(None))
@@ -149,9 +149,9 @@ class SparseNet(nn.Module):
         now = self.moment(optimizer)
         return Update(now.step, self.mover(now))
 
-    def moment(self, optimizer: Optimizer | None) -> Moment:
+    def moment(self, optimizer: Optimizer | None) -> StepContext:
         """What the method's hooks work on, now."""
-        return Moment(self.layers, self._steps_done, optimizer, self.state, self.model)
+        return StepContext(self.layers, self._steps_done, optimizer, self.state, self.model)
 
     @property
     def steps_done(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dcil.layer import Layer
+from dcil.weight import Layer
 
 
 @dataclass(frozen=True)

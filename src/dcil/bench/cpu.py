@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 from dcil import models
 from dcil.bench.engines import DENSE, INT8, SPARSE, Make, Run
-from dcil.layer import Layer
+from dcil.runs.environment import environment
 from dcil.runtime import instruction_set
 from dcil.scope import ERK, Scope, Uniform
-from dcil.train.environment import environment
+from dcil.weight import Layer
 
 
 @dataclass(frozen=True)

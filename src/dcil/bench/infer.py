@@ -20,9 +20,9 @@ from rich.box import SIMPLE
 from rich.table import Table
 from torch import Tensor, nn
 
-from dcil.account import account
 from dcil.export import compact
 from dcil.export.onnx import session, write_onnx
+from dcil.runs.cost import account
 
 Action = Callable[[], object]
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dcil import DCIL, DPF, Dense, Method, SparseNet, models
-from dcil.train.environment import environment
+from dcil.runs.environment import environment
 from dcil.train.memory import keep_freed_memory
 
 STEPS, F = 10_000, 16

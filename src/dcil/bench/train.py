@@ -19,17 +19,11 @@ from rich.table import Table
 
 from dcil import models
 from dcil.data import Dataset, Split
-from dcil.engine import Speed
-from dcil.engine.ops import new_stream
-from dcil.kth import kth_smallest
-from dcil.masks import keep_largest
+from dcil.engine import EngineSettings, kernels
+from dcil.engine.cuda.ops import new_stream
+from dcil.runs.environment import environment
+from dcil.selection import keep_largest, kth_smallest
 from dcil.train import Config, Trainer
-from dcil.train.environment import environment
-
-try:
-    from dcil.engine import kth_triton
-except ImportError:
-    kth_triton = None  # type: ignore[assignment,unused-ignore]
 
 SELECT = 25_000_000
 MIDDLE = 150  # the epoch to begin at: the sparsity grows, everything that can cost is switched on
@@ -80,7 +74,9 @@ def random_data(case: Case) -> Dataset:
     return Dataset("random", split(case.images), split(case.tests), case.classes, (0.5,) * 3, (0.25,) * 3, pad, True)
 
 
-def build(case: Case, method: str, dataset: Dataset, device: torch.device, speed: Speed, seed: int = 0) -> Trainer:
+def build(
+    case: Case, method: str, dataset: Dataset, device: torch.device, speed: EngineSettings, seed: int = 0
+) -> Trainer:
     """A trainer in the middle of its schedule."""
     settings = {"warmup": "0"} if method == "dcil" else {}
     config = Config(
@@ -92,7 +88,7 @@ def build(case: Case, method: str, dataset: Dataset, device: torch.device, speed
     return trainer
 
 
-def measure(case: Case, method: str, dataset: Dataset, device: torch.device, speed: Speed) -> Row:
+def measure(case: Case, method: str, dataset: Dataset, device: torch.device, speed: EngineSettings) -> Row:
     """Prepare in a first epoch, then time the steps of a second one, then its evaluation."""
     settle(device)
     start = time.perf_counter()
@@ -131,7 +127,7 @@ def run_steps(trainer: Trainer, epoch: int, limit: int | None) -> int:
     return done
 
 
-def parallel(case: Case, dataset: Dataset, device: torch.device, speed: Speed, runs: int) -> float:
+def parallel(case: Case, dataset: Dataset, device: torch.device, speed: EngineSettings, runs: int) -> float:
     """ms per run and step of ``runs`` DCIL trainings in one process, each in its own thread and on its own stream."""
     settle(device)
     trainers = []
@@ -183,7 +179,7 @@ def selection(device: torch.device) -> dict[str, float]:
     kept = int(keep_largest(scores, pruned).sum())
     assert kept == SELECT - pruned
     assert float(kth_smallest(scores, pruned)) == float(scores.sort().values[pruned - 1])
-    found = {} if kth_triton is None else {"engine_ms": engine_selection(scores, pruned)}
+    found = {} if not kernels.AVAILABLE else {"engine_ms": engine_selection(scores, pruned)}
     return found | {
         "keep_largest_ms": clock(lambda: keep_largest(scores, pruned), device, 3, 10),
         "kthvalue_ms": clock(lambda: scores.kthvalue(pruned), device, 1, 3),
@@ -196,7 +192,7 @@ def engine_selection(scores: torch.Tensor, pruned: int) -> float:
     keys, masks = scores.view(torch.int32), torch.ones_like(scores, dtype=torch.bool)
     place = torch.arange(len(keys), dtype=torch.int32, device=keys.device)
     k = torch.full((), pruned, device=keys.device)
-    found = clock(lambda: kth_triton.keep_largest(keys, place, k, masks), keys.device, 3, 10)
+    found = clock(lambda: kernels.select.keep_largest(keys, place, k, masks), keys.device, 3, 10)
     assert torch.equal(masks, keep_largest(scores, pruned))
     return found
 
@@ -225,7 +221,7 @@ def settle(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def plan(speeds: Sequence[Speed]) -> list[tuple[str, Speed]]:
+def plan(speeds: Sequence[EngineSettings]) -> list[tuple[str, EngineSettings]]:
     """Which method with which engine."""
     found = [(method, speed) for speed in speeds for method in ("dense", "dpf", "dcil")]
     fast = [speed for speed in speeds if speed.engine == "graph"][:1]
@@ -237,7 +233,7 @@ def run(
 ) -> None:
     """Measure, print, write."""
     console = Console()
-    speeds = [Speed(engine, precision).on(device) for engine in ("eager", "graph")]
+    speeds = [EngineSettings(engine, precision).on(device) for engine in ("eager", "graph")]
     rows: list[Row] = []
     found: dict[str, Any] = {"environment": environment(device), "parallel": {}, "torch": {}}
     for name in names:
@@ -250,8 +246,8 @@ def run(
             found["torch"][name] = plain_torch(case, device, compiled=True)
         if name == names[0] and device.type == "cuda":
             found["selection"] = selection(device)
-            crowded = {n: replace(speeds[1], crowded=n > 1) for n in runs}
-            found["parallel"] = {n: parallel(case, dataset, device, crowded[n], n) for n in runs}
+            shared_gpu = {n: replace(speeds[1], shared_gpu=n > 1) for n in runs}
+            found["parallel"] = {n: parallel(case, dataset, device, shared_gpu[n], n) for n in runs}
         found["rows"] = [asdict(row) for row in rows]
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

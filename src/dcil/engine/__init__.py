@@ -11,18 +11,18 @@ import torch
 
 from dcil import Method, SparseNet
 from dcil.data import Batches
+from dcil.engine.cuda.capture import PROCESS_LOCK
+from dcil.engine.cuda.graph import GraphEngine
 from dcil.engine.eager import Diverged, EagerEngine
-from dcil.engine.graph import GraphEngine
-from dcil.engine.record import ALONE
-from dcil.engine.speed import Speed
+from dcil.engine.settings import EngineSettings
 from dcil.errors import UserError
 
-__all__ = ["ALONE", "Diverged", "EagerEngine", "Engine", "GraphEngine", "Speed", "build"]
+__all__ = ["PROCESS_LOCK", "Diverged", "EagerEngine", "Engine", "EngineSettings", "GraphEngine", "build"]
 
 Engine = EagerEngine | GraphEngine
 
 
-def build(net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, speed: Speed) -> Engine:
+def build(net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, speed: EngineSettings) -> Engine:
     """The engine asked for; "auto" takes the eager one for what the fast one cannot do."""
     if loader.device.type == "cuda" and loader.device.index is not None:
         torch.cuda.set_device(loader.device)  # streams and graphs belong to the current one
@@ -36,7 +36,7 @@ def build(net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, speed: Sp
     return EagerEngine(net, optimizer, loader, wanted)
 
 
-def obstacle(net: SparseNet, speed: Speed) -> str | None:
+def obstacle(net: SparseNet, speed: EngineSettings) -> str | None:
     """Why this network cannot be trained this way, if so."""
     if speed.low_memory and any(isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.p for m in net.modules()):
         return "--low-memory runs a path twice, and dropout would differ between the two"

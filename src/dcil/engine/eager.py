@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dcil import SparseNet, Update
 from dcil.data import Batches
+from dcil.engine.cuda.executor import Eager, one_at_a_time
 from dcil.engine.evaluate import evaluate
-from dcil.engine.route import Eager, one_at_a_time
-from dcil.engine.speed import Speed
+from dcil.engine.settings import EngineSettings
 from dcil.errors import UserError
 
 
@@ -30,7 +30,7 @@ class Diverged(UserError):
         )
 
 
-def autocast(device: torch.device, speed: Speed) -> AbstractContextManager[object]:
+def autocast(device: torch.device, speed: EngineSettings) -> AbstractContextManager[object]:
     if speed.precision != "bf16":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
@@ -41,7 +41,7 @@ class EagerEngine:
 
     name = "eager"
 
-    def __init__(self, net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, speed: Speed) -> None:
+    def __init__(self, net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, speed: EngineSettings) -> None:
         self.net, self.optimizer, self.loader, self.speed = net, optimizer, loader, speed
         self.route = Eager(net)
         self._totals = torch.zeros(3, dtype=torch.double)

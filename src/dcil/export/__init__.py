@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 from dcil import SparseNet
 from dcil.errors import UserError, unknown
-from dcil.export.carry import carry_optimizer
+from dcil.export.compact.layers import Cut
+from dcil.export.compact.optimizer import carry_optimizer
+from dcil.export.compact.shrink import Compact, compact
 from dcil.export.cpu import run_cpu, write_cpu
 from dcil.export.onnx import run_onnx, write_onnx
-from dcil.export.pieces import Cut
 from dcil.export.plain import State, read_torch, write_safetensors, write_torch
 from dcil.export.program import run_program, write_program
 from dcil.export.semi import SemiStructured, load_semi, read_semi, to_semi_structured, write_semi
-from dcil.export.shrink import Compact, compact
 from dcil.export.sparse import entropy_bound, load_sparse, read_sparse, write_sparse
 from dcil.export.verify import Inputs, alike, computed, distance, inputs_of, one_more, reason, size_of
-from dcil.train.files import write_whole
+from dcil.runs.atomic import write_atomically
 
 __all__ = [
     "BLOCKS",
@@ -176,7 +176,7 @@ def _write_state(state: State, to: str, out: Path, notes: dict[str, str]) -> Non
         if wrong or len(back) != len(state):
             raise UserError(f"{out} was not written: {to} gave back something else for {wrong[:3] or 'its keys'}")
 
-    write_whole(out, write_checked)
+    write_atomically(out, write_checked)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -210,7 +210,7 @@ def _write_program(
         if not error <= tolerance * size_of(want):
             raise UserError(f"{out} was not written: {to} computes something else, by up to {error:.1e}")
 
-    write_whole(out, write_checked)
+    write_atomically(out, write_checked)
     return error
 
 

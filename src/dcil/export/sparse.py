@@ -2,7 +2,7 @@
 
 A safetensors file with the parts
     index          zlib of a JSON list: [name, dtype, shape, kept, k, bytes of unary bits], kept = -1 for a dense tensor
-    masks          the coded masks of the sparse tensors, one after the other (gaps.py)
+    masks          the coded masks of the sparse tensors, one after the other (mask_codec.py)
     values.DTYPE   the values of all tensors of that type, in the index's order
 and, in its header, the format, the caller's notes and the SHA-256 of everything else.
 """
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dcil.errors import UserError
-from dcil.export import gaps
+from dcil.export import mask_codec
 from dcil.export.checksum import open_checked, refusing, save_checked
 
 State = dict[str, Tensor]
@@ -54,7 +54,7 @@ class Entry:
 
     @property
     def mask_bytes(self) -> int:
-        return 0 if self.kept < 0 else gaps.low_size(self.kept, self.k) + self.unary
+        return 0 if self.kept < 0 else mask_codec.low_size(self.kept, self.k) + self.unary
 
 
 def write_sparse(state: State, file: Path, notes: dict[str, str]) -> None:
@@ -75,12 +75,12 @@ def write_sparse(state: State, file: Path, notes: dict[str, str]) -> None:
     save_checked(parts, file, {**notes, "format": FORMAT})
 
 
-def _entry(name: str, dtype: str, flat: Tensor, shape: list[int]) -> tuple[list[Any], list[gaps.Bytes], Tensor]:
+def _entry(name: str, dtype: str, flat: Tensor, shape: list[int]) -> tuple[list[Any], list[mask_codec.Bytes], Tensor]:
     """The line of the index, the mask's bytes and the values of one tensor, sparse where that is smaller."""
     mask = (flat != 0).numpy()
     if mask.size and not mask.all():
-        k, kept = gaps.best_k(mask), int(mask.sum())
-        low, unary = gaps.encode(mask, k)
+        k, kept = mask_codec.best_k(mask), int(mask.sum())
+        low, unary = mask_codec.encode(mask, k)
         if len(low) + len(unary) + kept * flat.element_size() < flat.nbytes:
             return [name, dtype, shape, kept, k, len(unary)], [low, unary], flat[torch.from_numpy(mask)]
     return [name, dtype, shape, -1, 0, 0], [], flat
@@ -125,7 +125,7 @@ def _index(part: Tensor) -> list[Entry]:
         whole = all(type(i) is int for i in (*e.shape, e.kept, e.k, e.unary))
         if not whole or not isinstance(e.name, str) or len(e.shape) > 32 or any(not 0 <= d < 1 << 40 for d in e.shape):
             raise UserError("its index has a wrong name or shape")
-        if not -1 <= e.kept <= e.numel or not gaps.PACKED <= e.k <= gaps.LARGEST_K or e.unary < 0:
+        if not -1 <= e.kept <= e.numel or not mask_codec.PACKED <= e.k <= mask_codec.LARGEST_K or e.unary < 0:
             raise UserError(f"the counts of {e.name!r} are impossible")
     if len({e.name for e in entries}) != len(entries):
         raise UserError("its index names a tensor twice")
@@ -168,7 +168,7 @@ def _unfold(entries: list[Entry], parts: State) -> State:
             state[e.name] = values.reshape(e.shape).clone()
             continue
         low = take("masks", e.mask_bytes - e.unary).numpy()
-        positions = gaps.decode(low, take("masks", e.unary).numpy(), e.k, e.kept, e.numel)
+        positions = mask_codec.decode(low, take("masks", e.unary).numpy(), e.k, e.kept, e.numel)
         if (values == 0).any():
             raise UserError(f"{e.name!r} keeps a zero")
         whole = torch.zeros(e.numel, dtype=e.dtype)
@@ -186,5 +186,5 @@ def entropy_bound(state: State) -> int:
     total = 0.0
     for tensor in state.values():
         kept, size = int(tensor.count_nonzero()), 8 * tensor.element_size()
-        total += min(gaps.entropy_bits(tensor.numel(), kept) + kept * size, tensor.numel() * size)
+        total += min(mask_codec.entropy_bits(tensor.numel(), kept) + kept * size, tensor.numel() * size)
     return math.ceil(total / 8)

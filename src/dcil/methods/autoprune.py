@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from dcil.criteria import State
 from dcil.granularity import Granularity, Weight
-from dcil.layer import Layer
-from dcil.method import Method, Moment
+from dcil.method import Method, StepContext
+from dcil.weight import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class AutoPrune(Method):
         # The second term is zero; its gradient is the indicator's.
         return layer.weight * layer.mask + layer.weight.detach().sign() * (smooth - smooth.detach())
 
-    def after_step(self, now: Moment) -> None:
+    def after_step(self, now: StepContext) -> None:
         super().after_step(now)
         for layer in now.layers:
             indicator = now.state[f"indicator.{layer.name}"]
@@ -62,7 +62,7 @@ class AutoPrune(Method):
                 indicator.sub_(self.rate * (indicator.grad + (self.mu or 0.0)))
                 indicator.grad = None
 
-    def update(self, now: Moment) -> None:
+    def update(self, now: StepContext) -> None:
         if self.mu is None:
             super().update(now)
             return

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from dcil import views
 from dcil.criteria import State
 from dcil.granularity import Granularity, Weight
-from dcil.layer import Layer
-from dcil.method import Method, Moment
+from dcil.method import Method, StepContext
 from dcil.scope import Scope, Uniform
+from dcil.weight import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class DNS(Method):
         thresholds = {f"threshold.{layer.name}": torch.full((), torch.nan) for layer in layers}
         return super().remember(layers, model) | ({} if self.c is None else thresholds)
 
-    def update(self, now: Moment) -> None:
+    def update(self, now: StepContext) -> None:
         if self.c is None:
             super().update(now)
             return

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from dcil.criteria import State
-from dcil.layer import Layer
-from dcil.masks import largest_among
-from dcil.method import Moment
+from dcil.method import StepContext
 from dcil.methods.sparse_start import SparseStart, nnz_of
 from dcil.methods.zeroed import zero_pruned
 from dcil.scope import Scope, Uniform, counts
+from dcil.selection import largest_among
+from dcil.weight import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,11 @@ class DSR(SparseStart):
     def remember(self, layers: Sequence[Layer], model: nn.Module) -> State:
         return super().remember(layers, model) | {"threshold": torch.tensor(self.threshold, dtype=torch.double)}
 
-    def after_step(self, now: Moment) -> None:
+    def after_step(self, now: StepContext) -> None:
         """Nothing but the criterion: the mask hides what momentum does to pruned weights until the next event."""
         self.criterion.observe(now.layers, now.state)
 
-    def update(self, now: Moment) -> None:
+    def update(self, now: StepContext) -> None:
         threshold = now.state["threshold"]
         before = [layer.mask.clone() for layer in now.layers]
         had = nnz_of(now.layers)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dcil.granularity import Filter, Granularity
-from dcil.method import Method, Moment
+from dcil.method import Method, StepContext
 from dcil.scope import Scope, Uniform
 
 
@@ -27,5 +27,5 @@ class FiltersPerEpoch(Method):
     def due(self, step: int) -> bool:
         return super().due(step) or step == self.steps
 
-    def start(self, now: Moment) -> None:
+    def start(self, now: StepContext) -> None:
         self.update(now)

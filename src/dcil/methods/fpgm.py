@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from dcil.criteria import State
-from dcil.layer import Layer
 from dcil.methods.filters_per_epoch import FiltersPerEpoch
 from dcil.methods.zeroed import Zeroed
+from dcil.weight import Layer
 
 
 @dataclass(frozen=True, kw_only=True)

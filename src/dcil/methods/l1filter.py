@@ -9,9 +9,9 @@ from torch import Tensor
 
 from dcil.criteria import State
 from dcil.granularity import Filter, Granularity
-from dcil.layer import Layer
 from dcil.methods.oneshot import OneShot
 from dcil.scope import Scope, Uniform
+from dcil.weight import Layer
 
 
 @dataclass(frozen=True, kw_only=True)

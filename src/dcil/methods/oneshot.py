@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from dcil.method import Moment, Phase
+from dcil.method import Phase, StepContext
 from dcil.methods.zeroed import Zeroed
-from dcil.slots import reset
+from dcil.optimizer_state import reset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class OneShot(Zeroed):
     def due(self, step: int) -> bool:
         return step in self.prunings
 
-    def update(self, now: Moment) -> None:
+    def update(self, now: StepContext) -> None:
         super().update(now)
         if self.fresh:
             reset(now.optimizer, now.model)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from dcil.criteria import State
-from dcil.layer import Layer
-from dcil.method import Moment, Phase
+from dcil.method import Phase, StepContext
 from dcil.methods.zeroed import Zeroed, zero_pruned
-from dcil.slots import reset
+from dcil.optimizer_state import reset
+from dcil.weight import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Rewind(Zeroed):
         early = {f"early.{name}": tensor.clone() for name, tensor in model.state_dict().items()} if self.weights else {}
         return super().remember(layers, model) | early
 
-    def after_step(self, now: Moment) -> None:
+    def after_step(self, now: StepContext) -> None:
         super().after_step(now)
         if self.weights and now.step == self.back:
             for name, tensor in now.model.state_dict().items():
@@ -73,7 +73,7 @@ class Rewind(Zeroed):
     def form(self, step: int) -> bool:
         return self.weights and step + 1 == self.back  # the one step that is written down
 
-    def update(self, now: Moment) -> None:
+    def update(self, now: StepContext) -> None:
         super().update(now)
         if self.weights:
             for name, tensor in now.model.state_dict().items():

@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from dcil import views
 from dcil.criteria import gradient_of
-from dcil.masks import largest_among
-from dcil.method import Moment
+from dcil.method import StepContext
 from dcil.methods.sparse_start import SparseStart
 from dcil.methods.zeroed import zero_pruned
 from dcil.scope import ERK, Scope
+from dcil.selection import largest_among
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class RigL(SparseStart):
     def drop_at(self, step: int) -> float:
         return self.drop / 2 * (1 + math.cos(math.pi * step / (self.until * self.steps)))
 
-    def update(self, now: Moment) -> None:
+    def update(self, now: StepContext) -> None:
         # The number of weights in a layer never changes, so it need not be read from the device.
         for layer, nnz in zip(now.layers, self.start_counts(now.layers), strict=True):
             moved = min(int(self.drop_at(now.step) * nnz), layer.weight.numel() - nnz)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dcil.layer import Layer
-from dcil.masks import largest_among
-from dcil.method import Moment
+from dcil.method import StepContext
 from dcil.methods.sparse_start import SparseStart, nnz_of
 from dcil.methods.zeroed import zero_pruned
 from dcil.scope import ERK, Scope
+from dcil.selection import largest_among
+from dcil.weight import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class SET(SparseStart):
         super().__post_init__()
         self.require("zeta", 0 <= self.zeta <= 1, "the fraction of weights to move, from 0 to 1")
 
-    def update(self, now: Moment) -> None:
+    def update(self, now: StepContext) -> None:
         had = nnz_of(now.layers)
         for layer in now.layers:
             layer.mask.logical_and_(self.surviving(layer))

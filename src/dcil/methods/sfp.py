@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dcil import views
-from dcil.method import Moment
+from dcil.method import StepContext
 from dcil.methods.filters_per_epoch import FiltersPerEpoch
 from dcil.methods.zeroed import zero_pruned
 
@@ -26,6 +26,6 @@ class SFP(FiltersPerEpoch):
 
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.whole}
 
-    def update(self, now: Moment) -> None:
+    def update(self, now: StepContext) -> None:
         super().update(now)
         zero_pruned(now, momentum=False)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from dcil import views
-from dcil.masks import largest_among
-from dcil.method import Moment
+from dcil.method import StepContext
 from dcil.methods.sparse_start import SparseStart, nnz_of
 from dcil.methods.zeroed import zero_pruned
+from dcil.optimizer_state import momentum
 from dcil.scope import Scope, Uniform, counts
-from dcil.slots import momentum
+from dcil.selection import largest_among
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,11 @@ class SM(SparseStart):
     def drop_at(self, step: int) -> float:
         return self.drop_end + (self.drop - self.drop_end) / 2 * (1 + math.cos(math.pi * step / self.steps))
 
-    def after_step(self, now: Moment) -> None:
+    def after_step(self, now: StepContext) -> None:
         self.criterion.observe(now.layers, now.state)
         zero_pruned(now, momentum=False)
 
-    def update(self, now: Moment) -> None:
+    def update(self, now: StepContext) -> None:
         directions = [momentum(now.optimizer, layer.weight).abs() for layer in now.layers]
         shares = momentum_shares(directions, [layer.mask for layer in now.layers])
         nnz, sizes = nnz_of(now.layers), [layer.weight.numel() for layer in now.layers]

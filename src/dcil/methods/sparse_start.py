@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from dcil.granularity import Granularity, Weight
-from dcil.layer import Layer
-from dcil.masks import largest_among
-from dcil.method import Moment
+from dcil.method import StepContext
 from dcil.methods.zeroed import Zeroed, zero_pruned
 from dcil.scope import Scope, Uniform, counts
+from dcil.selection import largest_among
+from dcil.weight import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class SparseStart(Zeroed):
     def due(self, step: int) -> bool:
         return step % self.period == 0 and step < min(self.steps, round(self.until * self.steps))
 
-    def start(self, now: Moment) -> None:
+    def start(self, now: StepContext) -> None:
         for layer, nnz, noise in zip(now.layers, self.start_counts(now.layers), self.noise(now), strict=True):
             everything = torch.ones_like(layer.mask)
             layer.mask.copy_(largest_among(everything, noise, nnz))
@@ -52,7 +52,7 @@ class SparseStart(Zeroed):
         pruned = counts(shares, sizes, int(self.sparsity * sum(sizes)))
         return [size - gone for size, gone in zip(sizes, pruned, strict=True)]
 
-    def noise(self, now: Moment) -> list[Tensor]:
+    def noise(self, now: StepContext) -> list[Tensor]:
         """Uniform random numbers for every weight; they depend on the seed and the step only, on every machine."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + now.step)
         return [torch.rand(layer.weight.shape, generator=generator).to(layer.weight.device) for layer in now.layers]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dcil.method import Method, Moment
-from dcil.slots import slots
+from dcil.method import Method, StepContext
+from dcil.optimizer_state import slots
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,11 +18,11 @@ class Zeroed(Method):
     Without the second half their old momentum and weight decay would bring them back by accident.
     """
 
-    def after_step(self, now: Moment) -> None:
+    def after_step(self, now: StepContext) -> None:
         super().after_step(now)
         zero_pruned(now)
 
-    def update(self, now: Moment) -> None:
+    def update(self, now: StepContext) -> None:
         before = [layer.mask.clone() for layer in now.layers]
         super().update(now)
         for layer, old in zip(now.layers, before, strict=True):
@@ -33,7 +33,7 @@ class Zeroed(Method):
         return self.sparsity_at(step) if type(self).update is Zeroed.update and self.scores_on_device else None
 
 
-def zero_pruned(now: Moment, momentum: bool = True) -> None:
+def zero_pruned(now: StepContext, momentum: bool = True) -> None:
     """Write the zeros, into the weights and, with ``momentum``, into the optimizer's memory of them."""
     tensors = [layer.weight.data for layer in now.layers]
     masks = [layer.mask for layer in now.layers]

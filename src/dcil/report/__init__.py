@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dcil.report import table
 from dcil.report.runs import Run, read, read_all
-from dcil.train.curve import Summary, summarise
+from dcil.runs.summary import Summary, summarise
 
 __all__ = ["Run", "Summary", "build", "read", "read_all", "summarise", "table"]
 

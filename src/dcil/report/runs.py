@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from dcil.errors import UserError
-from dcil.train.curve import Summary, summarise
+from dcil.runs.summary import Summary, summarise
 
 T = TypeVar("T")
 KINDS = {str: "a string", int: "a whole number", float: "a finite number", dict: "an object", list: "a list"}

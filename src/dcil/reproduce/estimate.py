@@ -8,7 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from dcil.reproduce.cells import Cell
-from dcil.reproduce.record import Record
+from dcil.reproduce.records import Record
 from dcil.reproduce.session import Run
 from dcil.train import Config
 

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcil.engine import ALONE
-from dcil.reproduce import record
+from dcil.engine import PROCESS_LOCK
+from dcil.reproduce import records
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.pool import Budget
-from dcil.reproduce.session import Place, Run, carry_on, keep_checkpoint, snapshot
-from dcil.reproduce.watch import top1
+from dcil.reproduce.probe import top1
+from dcil.reproduce.session import Run, RunOptions, keep_checkpoint, resume_run, snapshot
+from dcil.runs.environment import environment
+from dcil.runs.progress import Progress
 from dcil.train import Trainer
-from dcil.train.environment import environment
-from dcil.train.many import Stopped
-from dcil.train.trainer import Progress, reseed
+from dcil.train.parallel import Stopped
+from dcil.train.trainer import reseed
 
 FORMAT = "dcil iterations 1"
 EPOCHS = (120, 200)  # the paper's figure, counted from 1
@@ -68,11 +69,11 @@ def looks(out: Path, cells: Sequence[Cell], epochs: Sequence[int], trial: int | 
     return [first(cell, epoch) for cell in cells for epoch in sorted(epochs)]
 
 
-def look(wanted: Look, place: Place, budget: Budget, progress: Progress) -> None:
+def look(wanted: Look, place: RunOptions, budget: Budget, progress: Progress) -> None:
     """Bring the run to the beginning of the epoch, go through it, write what was seen."""
     run = reach(wanted, place, budget, progress)
     config = run.config()
-    with ALONE:  # other runs of this process draw from the same random numbers
+    with PROCESS_LOCK:  # other runs of this process draw from the same random numbers
         trainer = Trainer.build(config, place.load(config.dataset, place.data_dir), place.device, place.speed)
     epoch, steps = wanted.epoch - 1, trainer.loader.steps
     if epoch > 0:
@@ -91,15 +92,15 @@ def look(wanted: Look, place: Place, budget: Budget, progress: Progress) -> None
         "seed": run.seed,
         "epoch": wanted.epoch,
         "config": run.folder.record(),
-        "code": record.code(),
+        "code": records.code(),
         "environment": environment(place.device) | trainer.engine.speed.record(trainer.engine.name),
         "top1": [round(v, 4) for v in torch.stack(seen).tolist()],
         "updates": updates,
     }
-    record.write(wanted.file, found)
+    records.write(wanted.file, found)
 
 
-def reach(wanted: Look, place: Place, budget: Budget, progress: Progress) -> Run:
+def reach(wanted: Look, place: RunOptions, budget: Budget, progress: Progress) -> Run:
     """A run with a checkpoint at the beginning of the epoch: the cell's own, or one of its own if that went past it."""
     before, run = wanted.epoch - 1, wanted.run
     if snapshot(run.folder.path, before).exists():
@@ -114,7 +115,7 @@ def reach(wanted: Look, place: Place, budget: Budget, progress: Progress) -> Run
         if row is not None and not budget.allows(row["seconds"]):
             raise Stopped
 
-    carry_on(run, place, watching, [e - 1 for e in EPOCHS if e > 1] + [before], until=before)
+    resume_run(run, place, watching, [e - 1 for e in EPOCHS if e > 1] + [before], until=before)
     if before > 0 and not snapshot(run.folder.path, before).exists():  # it had been stopped just there
         keep_checkpoint(run.folder.path, before)
     return run
@@ -124,7 +125,7 @@ def read_all(out: Path) -> list[dict[str, Any]]:
     """Every look below ``out``, by name of the file."""
     found = []
     for file in sorted((out / "iterations").glob("*.json")):
-        with record.naming(file):
+        with records.naming(file):
             look = json.loads(file.read_text(encoding="utf-8"))
             if look["format"] != FORMAT or len(look["top1"]) < 1:
                 raise ValueError(f"it is not a {FORMAT}")

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from dcil.reproduce.iterations import CELLS
 from dcil.reproduce.page import Picture
-from dcil.reproduce.record import Record
+from dcil.reproduce.records import Record
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777")
 DASHES = ("-", "--", ":")

@@ -12,9 +12,9 @@ from typing import Any
 
 from rich.console import Console
 
-from dcil.reproduce.session import Place, Run, carry_on
-from dcil.train.many import Stopped, carry_out
-from dcil.train.progress import lines
+from dcil.reproduce.session import Run, RunOptions, resume_run
+from dcil.runs.progress import lines
+from dcil.train.parallel import Stopped, run_jobs
 
 MARGIN = 1.25  # an epoch may take longer than the one before, and its checkpoint takes time too
 Clock = Callable[[], float]
@@ -38,7 +38,7 @@ class Budget:
 
 @dataclass
 class Pool:
-    place: Place
+    place: RunOptions
     budget: Budget
     console: Console
     tidy: bool = False
@@ -47,12 +47,12 @@ class Pool:
     def run(self, runs: Sequence[Run], per_epoch: Callable[[Run], float]) -> dict[str, str]:
         """Train the runs in their order; label -> why, of those that failed."""
         jobs = {run.label: partial(self.one, run, per_epoch(run)) for run in runs}
-        return carry_out(jobs, self.place.at_once, self.place.device, self.budget.over, self.console)
+        return run_jobs(jobs, self.place.at_once, self.place.device, self.budget.over, self.console)
 
     def one(self, run: Run, epoch_seconds: float) -> None:
         if not self.budget.allows(2 * epoch_seconds):  # the first epoch of a session takes longer
             return
-        carry_on(run, self.place, self.watching(run), self.snapshots(run))
+        resume_run(run, self.place, self.watching(run), self.snapshots(run))
         if self.tidy:
             clear(run)
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from dcil.errors import UserError, unknown
-from dcil.reproduce import beyond, iterations, record, tables
-from dcil.reproduce.compare import COLUMNS, Line, Ours, lines
-from dcil.reproduce.fitting import fits
+from dcil.reproduce import iterations, records, sections, tables
+from dcil.reproduce.comparison import COLUMNS, Line, Ours, lines
+from dcil.reproduce.formatting import NONE, NOT_RUN, digits_of, interval, percent, signed, spread
+from dcil.reproduce.matching import fits
 from dcil.reproduce.page import Block, Cells, Heading, Picture, Table, Text, markdown, page
-from dcil.reproduce.record import Record
-from dcil.reproduce.words import NONE, NOT_RUN, digits_of, interval, percent, signed, spread
-from dcil.train.environment import hardware
-from dcil.train.files import write_text
+from dcil.reproduce.records import Record
+from dcil.runs.atomic import write_text
+from dcil.runs.environment import hardware
 
 TITLE = "The paper's tables, reproduced"
 SAYS = {
@@ -54,16 +54,16 @@ def build(out: Path, docs: Path, trial: int | None = None) -> list[Path]:
     """Write both pages and the pictures into ``docs``; returns what was written. ``trial``: of runs that short."""
     if not out.is_dir():
         raise UserError(f"--out {out} is not a folder: there are no records in it")
-    records, looks = record.read_all(out), iterations.read_all(out)
-    if not records and not looks:
+    found, looks = records.read_all(out), iterations.read_all(out)
+    if not found and not looks:
         raise UserError(f"there are no records below {out} yet: dcil reproduce TABLE makes them")
     try:
-        blocks = contents(records, looks, findings(out), trial)
+        blocks = contents(found, looks, findings(out), trial)
     except UserError:
         raise
     except Exception:
-        for one in records:  # one of them says something impossible: which?
-            with record.naming(one.path):
+        for one in found:  # one of them says something impossible: which?
+            with records.naming(one.path):
                 contents([one], [], {}, trial)
         raise
     files = {"results.md": markdown(blocks), "results.html": page(TITLE, blocks)}
@@ -82,7 +82,7 @@ def findings(out: Path) -> dict[str, str]:
     file = out / "findings.json"
     if not file.exists():
         return {}
-    with record.naming(file):
+    with records.naming(file):
         found = {cell: " ".join(text.split()) for cell, text in json.loads(file.read_text(encoding="utf-8")).items()}
     for cell in found:
         if cell not in tables.known():
@@ -110,7 +110,7 @@ def contents(
                 Heading(f"{SAYS[name]} ({name})" if name in SAYS else name),
                 paper_table(lines(name, ours), found),
             ]
-    blocks += beyond.blocks(ours, seen, found)
+    blocks += sections.blocks(ours, seen, found)
     blocks += with_what(fitting)
     left = [f"{r.cell}-seed{r.seed}" for r in records if r not in fitting]
     left += [f"iterations of {o['cell']}-seed{o['seed']}, epoch {o['epoch']}" for o in looks if o not in seen]

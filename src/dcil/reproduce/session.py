@@ -11,25 +11,26 @@ import torch
 
 from dcil import data
 from dcil.data import ImageData
-from dcil.engine import Speed
+from dcil.engine import EngineSettings
 from dcil.errors import UserError
-from dcil.reproduce import record
+from dcil.reproduce import records
 from dcil.reproduce.cells import Cell
-from dcil.reproduce.watch import Watch
+from dcil.reproduce.probe import MaskProbe
+from dcil.runs.atomic import write_atomically
+from dcil.runs.environment import environment
+from dcil.runs.progress import Progress
 from dcil.train import Config, RunFolder, Trainer, train
-from dcil.train.environment import environment
-from dcil.train.files import write_whole
-from dcil.train.loop import NO_END, Bystander
-from dcil.train.trainer import Progress
+from dcil.train.loop import NO_END, RunCallback
+from dcil.train.restore import config_of
 
 
 @dataclass(frozen=True)
-class Place:
+class RunOptions:
     """Where and how runs are carried out."""
 
     data_dir: Path
     device: torch.device
-    speed: Speed = field(default_factory=Speed)
+    speed: EngineSettings = field(default_factory=EngineSettings)
     at_once: int = 1
     load: Callable[[str, Path], ImageData] = data.load
 
@@ -63,7 +64,9 @@ class Run:
         return self.cell.config(self.seed, self.epochs)
 
 
-def carry_on(run: Run, place: Place, progress: Progress, snapshots: Sequence[int] = (), until: int = NO_END) -> None:
+def resume_run(
+    run: Run, place: RunOptions, progress: Progress, snapshots: Sequence[int] = (), until: int = NO_END
+) -> None:
     """Train ``run`` on, to its end and its record, or to the end of epoch ``until``.
 
     What ``progress`` raises at the end of an epoch loses nothing. After the epochs in ``snapshots`` a copy of the
@@ -72,23 +75,23 @@ def carry_on(run: Run, place: Place, progress: Progress, snapshots: Sequence[int
     if run.done:  # by another process, since somebody looked
         return
     config = run.config()
-    if run.folder.started and run.folder.config() != config:
+    if run.folder.started and config_of(run.folder) != config:
         raise UserError(f"{run.folder.path} was started with other settings than the recipe's: remove it first")
 
-    def beside(trainer: Trainer) -> Witness:
-        return Witness(trainer, place, snapshots)
+    def beside(trainer: Trainer) -> ProbeCallback:
+        return ProbeCallback(trainer, place, snapshots)
 
     where = place.data_dir, place.device
     if train(config, run.folder, *where, progress, place.speed, place.load, beside=beside, until=until):
-        record.write(run.record, record.of_run(run.folder, run.cell.id, run.epochs))
+        records.write(run.record, records.of_run(run.folder, run.cell.id, run.epochs))
 
 
-class Witness(Bystander):
+class ProbeCallback(RunCallback):
     """Watches what mask updates do, and keeps the checkpoints that are asked for."""
 
-    def __init__(self, trainer: Trainer, place: Place, snapshots: Sequence[int]) -> None:
+    def __init__(self, trainer: Trainer, place: RunOptions, snapshots: Sequence[int]) -> None:
         self.place, self.snapshots, self.steps = place, snapshots, trainer.loader.steps
-        self.watch = Watch(trainer.net, trainer.loader, trainer.engine.speed)
+        self.watch = MaskProbe(trainer.net, trainer.loader, trainer.engine.speed)
         self.noted = False
 
     def restore(self, folder: Path, epoch: int) -> None:
@@ -96,7 +99,7 @@ class Witness(Bystander):
 
     def begin(self, folder: Path, epoch: int) -> None:
         if not self.noted:
-            record.note_session(folder, epoch, environment=environment(self.place.device), at_once=self.place.at_once)
+            records.note_session(folder, epoch, environment=environment(self.place.device), at_once=self.place.at_once)
             self.noted = True
         self.watch.begin(epoch, self.steps)
 
@@ -112,7 +115,7 @@ class Witness(Bystander):
 
 
 def keep_checkpoint(folder: Path, epoch: int) -> None:
-    write_whole(snapshot(folder, epoch), lambda draft: shutil.copyfile(folder / "checkpoint.safetensors", draft))
+    write_atomically(snapshot(folder, epoch), lambda draft: shutil.copyfile(folder / "checkpoint.safetensors", draft))
 
 
 def snapshot(folder: Path, epoch: int) -> Path:

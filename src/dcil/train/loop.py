@@ -15,20 +15,21 @@ from safetensors.torch import save_file
 
 from dcil import data
 from dcil.data import ImageData
-from dcil.engine import ALONE, Diverged, Speed
-from dcil.train.config import Config
-from dcil.train.curve import best_epoch, summarise
-from dcil.train.environment import environment
-from dcil.train.files import write_text, write_whole
-from dcil.train.run import Onlooker, RunFolder
-from dcil.train.team import SOLO, Team
-from dcil.train.trainer import Progress, Trainer
+from dcil.engine import PROCESS_LOCK, Diverged, EngineSettings
+from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
+from dcil.runs.atomic import write_atomically, write_text
+from dcil.runs.environment import environment
+from dcil.runs.folder import ReadOnlyRunFolder, RunFolder
+from dcil.runs.progress import Progress
+from dcil.runs.summary import best_epoch, summarise
+from dcil.train.config import Config, to_json
+from dcil.train.trainer import Trainer
 
 NO_END = sys.maxsize
 SAVE_EVERY = 5.0  # seconds between checkpoints, at least
 
 
-class Bystander:
+class RunCallback:
     """Somebody beside a run, told when it goes on and when it is saved. This one does nothing with it."""
 
     def __init__(self, trainer: Trainer) -> None: ...
@@ -56,10 +57,10 @@ def train(
     data_dir: Path,
     device: torch.device,
     progress: Progress = lambda epoch, part, row: None,
-    speed: Speed | None = None,
+    speed: EngineSettings | None = None,
     load: Callable[[str, Path], ImageData] = data.load,
-    team: Team = SOLO,
-    beside: Callable[[Trainer], Bystander] = Bystander,
+    team: ProcessGroup = SINGLE_PROCESS,
+    beside: Callable[[Trainer], RunCallback] = RunCallback,
     until: int = NO_END,
 ) -> dict[str, Any]:
     """Run ``config`` in ``folder``, from its checkpoint if there is one, to the end or through epoch ``until``.
@@ -69,14 +70,14 @@ def train(
     """
     if (done := folder.summary()) is not None:
         return done
-    with ALONE:  # other runs of this process draw from the same random numbers
+    with PROCESS_LOCK:  # other runs of this process draw from the same random numbers
         with team.one_before_the_others(device):
             dataset = load(config.dataset, data_dir)
         trainer = Trainer.build(config, dataset, device, speed, team)
-    folder = folder if team.first else Onlooker(folder.path)
+    folder = folder if team.first else ReadOnlyRunFolder(folder.path)
     with folder.locked():
         if not folder.started:
-            folder.create(config, trainer.net.method, dataset)
+            folder.create(to_json(config, trainer.net.method, dataset.classes, dataset.shape))
         folder.tidy()
         start = folder.restore(trainer.net, trainer.optimizer)
         team.agree(f"the checkpoint in {folder.path}", torch.tensor(start, device=device))
@@ -89,7 +90,7 @@ def train(
         return finish(folder, trainer) if team.first and until >= config.total_epochs else {}
 
 
-def go(trainer: Trainer, folder: RunFolder, epochs: range, progress: Progress, bystander: Bystander) -> None:
+def go(trainer: Trainer, folder: RunFolder, epochs: range, progress: Progress, bystander: RunCallback) -> None:
     """The epochs one after the other. A checkpoint costs as much as many steps, so short epochs share one."""
 
     def save(epoch: int) -> float:
@@ -124,7 +125,7 @@ def finish(folder: RunFolder, trainer: Trainer) -> dict[str, Any]:
     if broken := [name for name, value in model.state_dict().items() if not value.isfinite().all()]:
         raise Diverged(f"the last step left weights that are not finite ({broken[0]}); try a smaller learning rate")
     tensors = {key: value.cpu().contiguous().clone() for key, value in model.state_dict().items()}
-    write_whole(folder.path / "model.safetensors", lambda draft: save_file(tensors, draft))
+    write_atomically(folder.path / "model.safetensors", lambda draft: save_file(tensors, draft))
     summary = summarize(trainer, rows)
     write_text(folder.path / "summary.json", json.dumps(summary, indent=1))
     return summary

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +12,11 @@ from torch import Tensor
 
 from dcil import SparseNet, Update, models
 from dcil.data import Batches, ImageData
-from dcil.engine import ALONE, EagerEngine, Engine, Speed
+from dcil.engine import PROCESS_LOCK, EagerEngine, Engine, EngineSettings, data_parallel
+from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.errors import UserError
-from dcil.train import joint
+from dcil.runs.progress import Progress
 from dcil.train.config import Config
-from dcil.train.team import SOLO, Team
-
-#: Called with (epochs done, fraction of the current epoch, the newest metrics or None).
-Progress = Callable[[int, float, "dict[str, Any] | None"], None]
 
 
 @dataclass
@@ -32,7 +28,7 @@ class Trainer:
     optimizer: torch.optim.SGD
     loader: Batches
     engine: Engine
-    team: Team = SOLO
+    team: ProcessGroup = SINGLE_PROCESS
 
     @classmethod
     def build(
@@ -40,8 +36,8 @@ class Trainer:
         config: Config,
         dataset: ImageData,
         device: torch.device,
-        speed: Speed | None = None,
-        team: Team = SOLO,
+        speed: EngineSettings | None = None,
+        team: ProcessGroup = SINGLE_PROCESS,
     ) -> Trainer:
         check_last_batch(config.batch, dataset.train_size, team)
         loader = dataset.loader(config.batch, device, config.seed, team.rank, team.world)
@@ -56,7 +52,14 @@ class Trainer:
             nesterov=config.momentum > 0,
             weight_decay=config.weight_decay,
         )
-        return cls(config, net, optimizer, loader, joint.build(net, optimizer, loader, speed or Speed(), team), team)
+        return cls(
+            config,
+            net,
+            optimizer,
+            loader,
+            data_parallel.build(net, optimizer, loader, speed or EngineSettings(), team),
+            team,
+        )
 
     def epoch(self, epoch: int, progress: Progress) -> dict[str, Any]:
         """Train through epoch number ``epoch`` (from 0) and measure. Nothing here depends on the epochs before it
@@ -85,7 +88,7 @@ class Trainer:
 
     def step(self, x: Tensor, y: Tensor, updates: list[Update]) -> Tensor:
         """One plain step by hand; returns what it adds to an epoch's totals and notes a mask update in ``updates``."""
-        totals, update = EagerEngine(self.net, self.optimizer, self.loader, Speed().on(x.device)).step(x, y)
+        totals, update = EagerEngine(self.net, self.optimizer, self.loader, EngineSettings().on(x.device)).step(x, y)
         if update is not None:
             updates.append(update)
         return totals
@@ -98,7 +101,7 @@ class Trainer:
         return {"top1": top1, "top5": top5, "top1_super": top1_super, "sparsity": self.net.sparsity}
 
 
-def check_last_batch(batch: int, images: int, team: Team) -> None:
+def check_last_batch(batch: int, images: int, team: ProcessGroup) -> None:
     """Norm layers cannot train on one image, be it all of the last batch or a process's share of it."""
     if images % batch == 1:
         raise UserError(f"--batch {batch} leaves a last batch of one image, which norm layers cannot train on")
@@ -113,5 +116,5 @@ def check_last_batch(batch: int, images: int, team: Team) -> None:
 def reseed(seed: int, stream: int) -> None:
     """Fresh random numbers that depend on (seed, stream) only, for what a model draws: initial weights, dropout."""
     state = np.random.SeedSequence((seed, stream)).generate_state(1, np.uint64)
-    with ALONE:  # not while another run of this process draws its weights
+    with PROCESS_LOCK:  # not while another run of this process draws its weights
         torch.manual_seed(int(state[0]) % 2**63)

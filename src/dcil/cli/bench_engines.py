@@ -1,0 +1,68 @@
+"""The part of `dcil bench infer` that puts engines side by side."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dcil.bench import cpu
+from dcil.bench.engines import DENSE, INT8, SPARSE
+from dcil.cli.parser import Parser
+from dcil.errors import UserError, unknown
+from dcil.train import RunFolder
+from dcil.train.restore import config_of, load_net
+
+EVERY = [*SPARSE, *DENSE, *INT8]
+#: A name, networks by what their masks are called, the shape of an image.
+Net = tuple[str, dict[str, torch.nn.Module], tuple[int, ...]]
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--masks", default=None, help="with --model: engines under random masks, uniform or erk, with commas"
+    )
+    parser.add_argument("--engines", default=",".join(EVERY), help=f"with commas: {', '.join(EVERY)}")
+    parser.add_argument("--out", type=Path, default=None, help="write the engines' times to this JSON file")
+
+
+def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every engine on every network, batch and thread count; prints tables unless JSON is wanted."""
+    engines = args.engines.split(",")
+    for name in engines:
+        if name not in EVERY:
+            raise unknown("engine", name, EVERY)
+    rounds = 7 if args.rounds is None else args.rounds
+    if rounds < 1:
+        raise UserError(f"--rounds {rounds}: at least 1")
+    nets = [trained(run) for run in args.run] if args.run else list(random(args.model, args.masks, args.sparsity))
+    cases = [
+        cpu.Case(name, models, torch.randn(batch, *shape), threads)
+        for name, models, shape in nets
+        for batch in args.batch or (1, 64)
+        for threads in args.threads
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the other engines' exporters talk a lot
+        return cpu.run(cases, engines, rounds, args.out, show=not args.json)
+
+
+def trained(run: Path) -> Net:
+    folder = RunFolder(run)
+    net, config = load_net(folder), config_of(folder)
+    shape = tuple(folder.record()["shape"])
+    return config.model, {f"{config.method} {net.sparsity:.3f}": net.finalize().eval()}, shape
+
+
+def random(models: str, masks: str, sparsity: Sequence[float]) -> Iterator[Net]:
+    for kind in masks.split(","):
+        if kind not in cpu.SCOPES:
+            raise unknown("masks", kind, cpu.SCOPES)
+    for name in models.split(","):
+        size = cpu.image_size(name)
+        pairs = [(kind, fraction) for kind in masks.split(",") for fraction in sparsity]
+        yield name, {f"{kind} {s:g}": cpu.masked(name, kind, s) for kind, s in pairs}, (3, size, size)

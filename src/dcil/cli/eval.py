@@ -1,0 +1,104 @@
+"""Accuracy of both paths, sparsity, parameters and multiply-adds of a run."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from dcil import SparseNet, data
+from dcil.cli.parser import Parser, device, say
+from dcil.data import Batches
+from dcil.engine.evaluate import evaluate
+from dcil.export.sparse import entropy_bound
+from dcil.runs.cost import Cost, account
+from dcil.train import RunFolder
+from dcil.train.restore import config_of, load_net
+
+
+def main(words: Sequence[str]) -> int:
+    parser = Parser("dcil eval", __doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where data sets are")
+    parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, … or auto: cuda where there is one")
+    layers = "every layer as well (default)"
+    parser.add_argument("--layers", action=argparse.BooleanOptionalAction, default=True, help=layers)
+    args = parser.parse(words)
+    folder = RunFolder(args.run)
+    net, config = load_net(folder), config_of(folder)
+    shape = folder.record()["shape"]
+    model = finished(folder, net)
+    cost = account(model, torch.zeros(1, *shape))
+    batches = data.load(config.dataset, args.data_dir).loader(256, args.device, config.seed)
+    console = Console()
+    if args.layers:
+        console.print(layer_table(cost))
+    console.print(cost_table(net, cost))
+    console.print(size_table(model))
+    console.print(accuracy_table(net.to(args.device), batches))
+    return 0
+
+
+def finished(folder: RunFolder, net: SparseNet) -> nn.Module:
+    """The pruned net; what it lost, or lacks because the run is not complete, is said in lines of their own."""
+    if folder.summary() is None:
+        epochs, total = net.steps_done // net.method.epoch_steps, config_of(folder).total_epochs
+        say(f"note: {folder.path} ends at epoch {epochs} of {total}; dcil train --resume --out {folder.path} goes on")
+    for name in net.empty_layers():
+        say(f"note: layer {name} lost every weight: nothing passes it any more")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return net.finalize()
+
+
+def accuracy_table(net: SparseNet, batches: Batches) -> Table:
+    table = Table("path", "top-1 %", "top-5 %")
+    for path, (top1, top5) in evaluate(net, batches).items():
+        table.add_row(path, f"{top1:.2f}", f"{top5:.2f}")
+    return table
+
+
+def cost_table(net: SparseNet, cost: Cost, small: Cost | None = None) -> Table:
+    """Counts before and after pruning; ``small`` is the network without its dead filters, inputs of these included."""
+    table = Table("", "dense", "kept", "kept %", "sparsity", *(["compact"] if small else []))
+    prunable = sum(mask.numel() for mask in net.masks.values())
+    kept = sum(int(mask.sum()) for mask in net.masks.values())
+    rows = [
+        ("prunable weights", prunable, kept, None),
+        ("all parameters", cost.parameters, cost.parameters_kept, small and small.parameters),
+        ("multiply-adds per image", cost.macs, cost.macs_kept, small and small.macs),
+    ]
+    for label, dense, left, really in rows:
+        last = [f"{really:,}" if really is not None else ""] if small else []
+        table.add_row(label, f"{dense:,}", f"{left:,}", f"{100 * left / dense:.2f}", f"{1 - left / dense:.4f}", *last)
+    return table
+
+
+def size_table(model: nn.Module) -> Table:
+    """What a file of the network takes, before anything is written."""
+    state = model.state_dict()
+    dense, bound = sum(value.nbytes for value in state.values()), entropy_bound(state)
+    table = Table("file", "bytes", "x dense")
+    table.add_row("all values", f"{dense:,}", "1.000")
+    table.add_row("kept values + entropy of the masks", f"{bound:,}", f"{bound / dense:.3f}")
+    return table
+
+
+def layer_table(cost: Cost) -> Table:
+    table = Table("layer", "weights", "kept", "sparsity", "multiply-adds", "kept")
+    for layer in cost.layers:
+        table.add_row(
+            layer.name,
+            f"{layer.weights:,}",
+            f"{layer.kept:,}",
+            f"{layer.sparsity:.4f}",
+            f"{layer.macs:,}",
+            f"{layer.macs_kept:,}",
+        )
+    return table

@@ -1,0 +1,107 @@
+"""The pruned net of a run as a file, checked against the run before it gets its name.
+
+torch, safetensors   a state dict under the model's own keys, zeros in place
+sparse               kept values and coded masks only; dcil.export.load_sparse reads it back
+compact              the physically smaller network of a filter-pruned run; torch.export.load runs it
+cpu                  a plan that dcil_runtime.load runs fast on an ordinary CPU, with numpy alone
+onnx                 for ONNX Runtime and others; with --compact the smaller network
+semi-structured      2:4 weights, half the size; dcil.export.to_semi_structured runs them on a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from dcil import SparseNet
+from dcil.cli.eval import cost_table, finished, layer_table
+from dcil.cli.parser import Parser, say, whole
+from dcil.errors import UserError
+from dcil.export import BLOCKS, FORMATS, PROGRAMS, Compact, Written, check_target, check_words, compact, export
+from dcil.export.semi import coverage
+from dcil.runs.cost import Cost, account
+from dcil.train import RunFolder
+from dcil.train.restore import config_of, load_net
+
+#: What a run goes on from and is read by; an export must not take its place.
+OF_THE_RUN = ("config.json", "metrics.jsonl", "checkpoint.safetensors", "checkpoint.json", "summary.json", ".lock")
+
+
+def main(words: Sequence[str]) -> int:
+    parser = Parser("dcil export", __doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--to", required=True, metavar="FORMAT", help=", ".join([*FORMATS, *PROGRAMS]))
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the file to write")
+    parser.add_argument("--dtype", default=None, help="weights as fp32 (default), fp16 or bf16; not for programs")
+    parser.add_argument("--compact", action="store_true", help="with --to onnx: the smaller network")
+    parser.add_argument("--block", type=whole, default=None, help="compact channel counts in multiples (1; onnx: 8)")
+    args = parser.parse(words)
+    check_words(args.to, args.dtype, args.compact, args.block)
+    check_target(args.out)
+    folder = RunFolder(args.run)
+    net, config, shape = load_net(folder), config_of(folder), folder.record()["shape"]
+    if args.out.resolve().parent == args.run.resolve() and args.out.name in [*OF_THE_RUN, "model.safetensors"]:
+        raise UserError(f"--out {args.out} is a file of the run itself; give another name")
+    notes = {
+        "method": config.method,
+        "sparsity": str(net.sparsity),
+        "granularity": config.granularity,
+        "model": config.model,
+        "dataset": config.dataset,
+        "run": str(args.run.resolve().name),
+    }
+    model = finished(folder, net)
+    images = torch.randn(1 if args.to == "cpu" else 2, *shape, generator=torch.Generator().manual_seed(0))
+    written = export(model, args.to, args.out, notes, images, dtype=args.dtype, small=args.compact, block=args.block)
+    cost = account(model, images[:1])
+    small = None
+    if args.to == "compact" or args.compact:
+        small = compact(model, images[:1], BLOCKS[args.to] if args.block is None else args.block)
+    after = account(small.model, images[:1]) if small else None
+    show(net, cost, after, args.to, written)
+    for line in remarks(model, args.to, small, after is not None and after.parameters == cost.parameters):
+        say(line)
+    return 0
+
+
+def remarks(model: nn.Module, to: str, small: Compact | None, as_large: bool) -> Iterator[str]:
+    """What the tables do not say."""
+    yield from (f"left as it was: {line}" for line in (small.left if small else []))
+    if as_large:
+        yield "no filter is dead, so the compact network is as large as the dense one; train with --granularity filter"
+    if to == "semi-structured":
+        runs, left = coverage(model)
+        yield f"2:4 layers that torch runs on a GPU's sparse units: {', '.join(runs) or 'none'}"
+        for why in dict.fromkeys(left.values()):
+            yield f"stays dense there, {why}: {', '.join(name for name in left if left[name] == why)}"
+
+
+def show(net: SparseNet, cost: Cost, small: Cost | None, to: str, written: Written) -> None:
+    console = Console()
+    console.print(layer_table(cost))
+    console.print(cost_table(net, cost, small))
+    console.print(size_table(to, written))
+    kept = sum(int(mask.sum()) for mask in net.masks.values())
+    total = sum(mask.numel() for mask in net.masks.values())
+    how = "computes the same" if to in PROGRAMS else "read back and equal"
+    off = "" if written.error is None else f"; outputs differ by at most {written.error:.1e}"
+    say(f"{written.file}: {to}, {written.size:,} bytes, {kept:,} of {total:,} prunable weights kept; {how}{off}")
+
+
+def size_table(to: str, written: Written) -> Table:
+    """This file beside the dense one and beside what no mask code can beat."""
+    table = Table("file", "bytes", "x dense", "x bound")
+    table.add_row("dense fp32", f"{written.dense:,}", "1.000", "")
+    bound = f"{written.bound:,}", f"{written.bound / written.dense:.3f}", "1.000"
+    if to in ("sparse", "semi-structured"):
+        table.add_row("values + entropy of each mask", *bound)
+    over = f"{written.size / written.bound:.3f}" if to in ("sparse", "semi-structured") else ""
+    table.add_row(to, f"{written.size:,}", f"{written.size / written.dense:.3f}", over)
+    return table

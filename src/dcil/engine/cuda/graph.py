@@ -1,0 +1,227 @@
+"""The fast engine: the whole training step, from gathering the batch to the optimizer's update, as one CUDA graph.
+
+Nothing in an epoch waits for the device. What changes from step to step changes in place: the weights, the masks, the
+learning rate, the position in the data. What changes the computation itself (the method's ``form``, the size of the
+last batch) gets a recording of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dcil import DCIL, SparseNet, Update
+from dcil.data import Batches
+from dcil.engine import kernels
+from dcil.engine.cuda.batches import source
+from dcil.engine.cuda.capture import PROCESS_LOCK, GraphRecorder, restoring
+from dcil.engine.cuda.executor import Fused, Outputs, Plain, Route, Streams, all_at_once, one_at_a_time
+from dcil.engine.cuda.flat import Flat
+from dcil.engine.cuda.mask_updates import RecordedMaskUpdates
+from dcil.engine.cuda.rewrite import Unfusable
+from dcil.engine.cuda.sgd import SGD
+from dcil.engine.eager import Diverged, autocast
+from dcil.engine.evaluate import correct
+from dcil.engine.settings import EngineSettings
+
+CHECK_EVERY = 500  # steps between looks at the device for a loss that is not finite
+NARROW = 64  # channels: networks up to here wait for launches; wider ones fill the GPU on their own
+
+
+class GraphEngine:
+    """Same numbers as EagerEngine, up to the order of floating-point sums."""
+
+    name = "graph"
+
+    def __init__(self, net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, speed: EngineSettings) -> None:
+        self.net, self.optimizer, self.loader, self.speed = net, optimizer, loader, speed
+        device = loader.device
+        self.sgd = SGD.like(optimizer)
+        self.recorder = GraphRecorder(device)
+        self.recordings: dict[Hashable, Callable[[], None]] = {}
+        self.beside = Streams(device, ["main", "beside"])
+        self.minus_lr = torch.zeros((), device=device)
+        self.sums = torch.zeros(3, dtype=torch.double, device=device)  # loss, hits, images
+        self.hits = torch.zeros(len(net.method.paths), 2, dtype=torch.long, device=device)
+        # Steps done, the first step with a bad loss (0: none yet), and that loss.
+        self.count = torch.zeros((), dtype=torch.long, device=device)
+        self.bad = torch.zeros((), dtype=torch.long, device=device)
+        self.bad_loss = torch.zeros((), device=device)
+        self.ready = False
+        self.route: Route | None = None
+
+    def prepare(self) -> None:
+        """At the first epoch, when the checkpoint has been read: take the network's tensors into our hands."""
+        if self.ready:
+            return
+        with PROCESS_LOCK:
+            self.speed.apply()
+            self.flat = Flat(self.net, self.optimizer)
+            self.source = source(self.loader, exact=self.speed.precision == "fp32")
+            self.net.mover = RecordedMaskUpdates(self.net, self.flat, self.recorder)
+            self.ready = True
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def epoch(self, epoch: int, rate: Callable[[int], float]) -> Iterator[Update | None]:
+        """Train through the epoch; after each step, the mask update it brought. The device is still at it then."""
+        self.prepare()
+        self.sums.zero_()
+        self.count.fill_(self.net.steps_done)
+        lr = None
+        for i, size in enumerate(self.source.train(epoch)):
+            if (wanted := rate(i)) != lr:
+                lr = wanted
+                self.minus_lr.fill_(-lr)
+                self.optimizer.param_groups[0]["lr"] = lr
+            self.recording("train", size, self.net.method.form(self.net.steps_done), partial(self.step, size))()
+            self.net.set_extra_state(torch.tensor(self.net.steps_done + 1))
+            due = self.net.method.due(self.net.steps_done)
+            yield self.net.move(self.optimizer) if due else None
+            if (i + 1) % CHECK_EVERY == 0:
+                self.check()
+
+    def step(self, size: int) -> None:
+        """What is recorded. Making the batch and keeping count run beside the rest."""
+        assert self.route is not None
+        walk = one_at_a_time if self.speed.low_memory else all_at_once
+        with self.beside.forked() as on, autocast(self.loader.device, self.speed):
+            with on("beside"):
+                x, y = self.source.batch(size)
+            self.route.begin()
+        with self.beside.forked(late=True) as on, autocast(self.loader.device, self.speed):
+
+            def note(outputs: Outputs, loss: Tensor) -> None:
+                with on("beside"), torch.no_grad():
+                    self.note(loss, outputs, y)
+
+            walk(self.route, self.net.method.paths, self.loss, x, y, note)
+        with torch.no_grad():
+            self.route.finish()
+            exact = self.speed.precision == "fp32"
+            self.sgd.step(self.flat.weights, self.flat.gradient, self.flat.momentum, self.minus_lr, self.bad, exact)
+            now = self.net.moment(self.optimizer)
+            self.net.method.after_step(dataclasses.replace(now, step=now.step + 1))
+
+    def loss(self, outputs: Outputs, y: Tensor) -> Tensor:
+        """The method's; in one kernel where it is DCIL's and its last bit need not be torch's."""
+        method, p = self.net.method, outputs["pruned"]
+        kernel = kernels.AVAILABLE and p.is_cuda and p.dim() == 2 and self.speed.precision != "fp32"
+        if kernel and isinstance(method, DCIL) and type(method).loss is DCIL.loss:
+            return kernels.loss.dcil_loss(p, outputs["super"], y, method.kl_at(self.net.steps_done), method.temperature)
+        return self.net.loss(outputs, y)
+
+    def note(self, loss: Tensor, outputs: Outputs, y: Tensor) -> None:
+        """Count, add up, and hold on to the first loss that is not finite."""
+        self.count.add_(1)
+        first = ~loss.isfinite() & (self.bad == 0)
+        self.bad_loss.copy_(torch.where(first, loss, self.bad_loss))
+        self.bad.copy_(torch.where(first, self.count, self.bad))
+        hits = (outputs["pruned"].argmax(1) == y).sum()
+        self.sums.add_(torch.stack([loss.double() * len(y), hits.double(), torch.full_like(loss, len(y)).double()]))
+
+    def recording(self, kind: str, size: int, form: Hashable, work: Callable[[], None]) -> Callable[[], None]:
+        key = (kind, size, form)
+        if key not in self.recordings:
+            with PROCESS_LOCK, restoring(self.changed()):
+                if self.route is None and kind == "train":
+                    self.route = choose_route(self.net, self.flat, self.speed, self.source.batch(size)[0])
+                self.recordings[key] = self.recorder.record(work, before=self.source.rewind)
+        return self.recordings[key]
+
+    def changed(self) -> list[Tensor]:
+        """Every tensor that a recorded piece of work moves."""
+        flat = self.flat
+        mine = [self.sums, self.hits, self.count, self.bad, self.bad_loss]
+        mine += [flat.weights, flat.gradient, flat.momentum, flat.masks, flat.statistics.flat, flat.counters.flat]
+        mine += [*self.net.state.values(), *self.net.model.buffers()]
+        position = getattr(self.source, "position", None)
+        return mine if position is None else [*mine, position]
+
+    def totals(self) -> tuple[float, float, float]:
+        """Sum of the loss, hits and images of the last epoch; waits for the device."""
+        self.check()
+        loss, hits, images = self.sums.tolist()
+        return loss, hits, images
+
+    def check(self) -> None:
+        if step := int(self.bad):
+            raise Diverged.at(step, float(self.bad_loss), self.optimizer.defaults["lr"])
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> dict[str, tuple[float, float]]:
+        """Path -> (top-1, top-5) in percent; waits for the device."""
+        self.prepare()
+        self.net.eval()
+        self.hits.zero_()
+        images = 0
+        for size in self.source.test():
+            self.recording("test", size, self.shortcut is not None, partial(self.look, size))()
+            images += size
+        self.net.train()
+        counts = self.hits.tolist()
+        return {
+            p: (100 * a / images, 100 * b / images) for p, (a, b) in zip(self.net.method.paths, counts, strict=True)
+        }
+
+    @torch.no_grad()
+    def look(self, size: int) -> None:
+        x, y = self.source.test_batch(size)
+        with autocast(self.loader.device, self.speed):
+            outputs = self.shortcut.evaluate(x) if self.shortcut else {}
+            for total, path in zip(self.hits, self.net.method.paths, strict=True):
+                total.add_(correct(outputs[path] if outputs else self.net.path(path, x), y))
+
+    @property
+    def shortcut(self) -> Fused | None:
+        """The fused network, if training has begun, it serves evaluation, and its last bit need not be torch's."""
+        exact, route = self.speed.precision == "fp32", self.route
+        return route if isinstance(route, Fused) and route.evaluates and not exact else None
+
+
+def choose_route(net: SparseNet, flat: Flat, speed: EngineSettings, x: Tensor) -> Route:
+    """The fused network where it can be had: stacked if narrow, else a path per stream."""
+    paths = tuple(net.method.paths)
+    groups: list[list[tuple[str, ...]]] = [[(path,) for path in paths]] if speed.route != "plain" else []
+    if speed.route == "auto" and x.is_cuda and not kernels.AVAILABLE:
+        groups = []  # the fused network without its kernels would be slower than the plain one
+    narrow = widest(net.model) <= NARROW
+    # Alone, a narrow path is faster on its own stream; among other runs, one launch for all paths saves work.
+    stack = speed.route == "stacked" or (speed.route == "auto" and narrow and speed.shared_gpu)
+    if stack and not speed.low_memory and len(paths) > 1:
+        groups.insert(0, [paths])
+    lanes = not speed.shared_gpu and (narrow or len(paths) == 1)
+    dtype = torch.bfloat16 if speed.precision == "bf16" else torch.float32
+    for group in groups:
+        try:
+            route = Fused(net, flat, dtype, group, lanes, serial=speed.low_memory)
+        except Unfusable:
+            continue
+        if agrees(route, net, speed, x):
+            return route
+    return Plain(net, flat)
+
+
+def widest(model: nn.Module) -> int:
+    return max((m.out_channels for m in model.modules() if isinstance(m, nn.Conv2d)), default=0)
+
+
+@torch.no_grad()
+def agrees(route: Route, net: SparseNet, speed: EngineSettings, x: Tensor) -> bool:
+    """Does the fused form compute what the network computes? Asked once, of the first batch."""
+    with autocast(x.device, speed):
+        want = net(x)
+        try:
+            route.begin()
+            got = route.outputs(x, net.method.paths, track=False)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except RuntimeError:  # shapes that do not fit: something stands before the first convolution of a stack
+            return False
+    off = [float((got[p].float() - want[p].float()).norm() / want[p].float().norm()) for p in want]
+    return max(off) < (0.1 if speed.precision == "bf16" else 0.01)

@@ -1,0 +1,1 @@
+"""A filter-pruned network without its dead filters: smaller layers, the same function."""

@@ -1,0 +1,233 @@
+"""Which channels of a traced network carry information, and what the others constantly are.
+
+Forward: a filter without weights gives a constant, and what batch norms, activations, pooling and additions make of a
+constant is a constant k again (relu(beta - gamma * mean / sqrt(var + eps)) after a norm layer). Each operation is run,
+in double, on the constants themselves, so no rule about its arithmetic is written twice.
+Backward: a channel is needed if somebody with a non-zero weight, or the output, reads it.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from dcil.errors import UserError
+from dcil.export.compact.operators import JOINS, Kind, changes_its_input, kind_of, name_of, padded, weight_of
+
+
+@dataclass
+class Flow:
+    """One tensor of the network, by channel."""
+
+    kind: Kind
+    value: Any  # (1, channels, ...): the constants where not live, 0 where live; or whatever is not a tensor
+    shape: tuple[int, ...] = ()
+    live: Tensor = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
+    need: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    exists: bool = False  # in the small network
+    fill: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))  # constant, yet to be there
+    block: int = 1
+
+    @property
+    def keep(self) -> Tensor:
+        """The channels to compute: live and needed ones, and constant ones up to a whole number of blocks.
+
+        At least one, for somebody has to carry batch and image size.
+        """
+        keep = self.live & self.need | self.fill
+        short = -int(keep.sum()) % self.block if self.kind in (Kind.CONV, Kind.JOIN) else 0
+        spare = (~self.live & ~keep).nonzero()[:, 0]
+        strongest = spare[self.constants()[spare].abs().argsort(descending=True, stable=True)]
+        keep[strongest[: max(short, int(not keep.any()))]] = True
+        if not keep.any():
+            keep[0] = True
+        return keep
+
+    def constants(self) -> Tensor:
+        """(channels,): the constant of each channel that is not live."""
+        first: Tensor = self.value.flatten(2)[0, :, 0] if self.value.ndim > 2 else self.value[0]
+        return first
+
+
+def trace(model: nn.Module) -> fx.GraphModule:
+    """The network as a graph of torch's own modules and functions, in evaluation mode, nothing done in place."""
+    try:
+        traced = fx.symbolic_trace(copy.deepcopy(model).eval())
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{type(model).__name__} cannot be traced by torch.fx ({reason})") from None
+    order = {node: i for i, node in enumerate(traced.graph.nodes)}
+    modules = dict(traced.named_modules())
+    for node in traced.graph.nodes:
+        if changes_its_input(node, modules):
+            # Whoever reads that input afterwards reads the result; with that said, it need not happen in place.
+            for user in [u for u in operands(node)[0].users if order[u] > order[node]]:
+                user.replace_input_with(operands(node)[0], node)
+    for module in modules.values():
+        if getattr(module, "inplace", False):
+            module.inplace = False
+    traced.recompile()
+    return traced
+
+
+@torch.no_grad()
+def analyse(graph: fx.GraphModule, example: tuple[Tensor, ...], block: int) -> dict[fx.Node, Flow]:
+    """The flow of every node; ``example`` gives the shapes and may hold any numbers."""
+    double = copy.deepcopy(graph).double()
+    modules = dict(double.named_modules())
+    one = tuple(x[:1].double() if x.is_floating_point() else x[:1] for x in example)
+    shapes = _Recorder(double)
+    shapes.run(*one)
+    # The copy has nodes of its own: read its values through their order.
+    pairs = dict(zip(graph.graph.nodes, double.graph.nodes, strict=True))
+    flows: dict[fx.Node, Flow] = {}
+    values = {node: shapes.seen[twin] for node, twin in pairs.items()}
+    for node in graph.graph.nodes:
+        flows[node] = forward(node, shapes, modules, values, flows)
+        flows[node].block = block
+    for node in reversed(graph.graph.nodes):
+        backward(node, modules, flows)
+    return flows
+
+
+class _Recorder(fx.Interpreter):
+    """Runs the network and notes the value of every node."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.seen: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.seen[n] = super().run_node(n)
+        return self.seen[n]
+
+
+def forward(
+    node: fx.Node,
+    runner: fx.Interpreter,
+    modules: dict[str, nn.Module],
+    values: dict[fx.Node, Any],
+    flows: dict[fx.Node, Flow],
+) -> Flow:
+    """Run the operation on the constants of its inputs; what live channels do not touch is constant."""
+    kind, example = kind_of(node, modules, values), values[node]
+    if not isinstance(example, Tensor) or example.ndim < 2 or kind is Kind.OUTPUT:
+        return Flow(kind, example)
+    shape = tuple(example.shape)
+    everything = torch.ones(shape[1], dtype=torch.bool)
+    if kind in (Kind.INPUT, Kind.OTHER):
+        return Flow(kind, torch.zeros_like(example), shape, everything, ~everything, fill=~everything)
+    value = run_alone(node, runner, flows)
+    live = touched(node, kind, modules, flows) | ~uniform(value)
+    value = torch.where(live.reshape(1, -1, *[1] * (value.ndim - 2)), 0.0, value)
+    return Flow(kind, value, shape, live, ~everything, fill=~everything)
+
+
+def run_alone(node: fx.Node, runner: fx.Interpreter, flows: dict[fx.Node, Flow]) -> Tensor:
+    """The node's operation on the values in ``flows``."""
+    # A clone, because operations may work in place.
+    take = lambda n: flows[n].value.clone() if isinstance(flows[n].value, Tensor) else flows[n].value  # noqa: E731
+    args, kwargs = fx.map_arg(node.args, take), fx.map_arg(node.kwargs, take)
+    out: Tensor = getattr(runner, node.op)(node.target, args, kwargs)
+    return out
+
+
+def uniform(value: Tensor) -> Tensor:
+    """(channels,): the same number everywhere in the image."""
+    image = value.reshape(value.shape[1], -1)
+    return (image.amax(1) - image.amin(1)) <= 1e-12 * image.abs().amax(1)
+
+
+def touched(node: fx.Node, kind: Kind, modules: dict[str, nn.Module], flows: dict[fx.Node, Flow]) -> Tensor:
+    """(channels,): reached by a live channel of an input, or by the edge that padding gives to a constant one."""
+    inputs = [flows[n] for n in node.all_input_nodes if flows[n].shape]
+    first = inputs[0]
+    if kind in (Kind.CONV, Kind.DEPTHWISE):
+        module = modules[str(node.target)]
+        reach = first.live | (first.constants() != 0) if padded(module) else first.live
+        used = weight_of(module) != 0
+        used = used.flatten(2).any(2) if used.ndim > 2 else used
+        return used[:, reach].any(1) if kind is Kind.CONV else used[:, 0] & reach
+    if kind is Kind.FLATTEN:
+        return first.live.repeat_interleave(math.prod(first.shape[2:]))
+    if kind is Kind.CAT:
+        return torch.cat([flows[n].live for n in operands(node)])
+    if kind is Kind.JOIN:
+        both = [flows[n] for n in operands(node)]
+        live = both[0].live | both[1].live
+        if JOINS[name_of(node)] is torch.mul:  # what is multiplied by a constant 0 is 0
+            for flow in both:
+                live &= flow.live | (flow.constants() != 0)
+        return live
+    return first.live
+
+
+def operands(node: fx.Node) -> list[fx.Node]:
+    """The nodes that ``node`` reads, in order and with repetition (x + x)."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
+    return found
+
+
+def spans(node: fx.Node, flows: dict[fx.Node, Flow]) -> list[slice]:
+    """Which channels of a cat each operand gives."""
+    ends = list(itertools.accumulate((len(flows[n].live) for n in operands(node)), initial=0))
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+
+def backward(node: fx.Node, modules: dict[str, nn.Module], flows: dict[fx.Node, Flow]) -> None:
+    """Pass on to the inputs of ``node`` what is needed of them, once all readers of ``node`` have done so."""
+    flow = flows[node]
+    flow.exists |= flow.kind in (Kind.OUTPUT, Kind.INPUT)
+    if not flow.exists or flow.kind is Kind.INPUT:
+        return
+    for i, source in enumerate(operands(node)):
+        before = flows[source]
+        before.exists |= wanted(node, i, flows)
+        if not before.shape or flow.kind is Kind.SHAPE:
+            continue
+        if flow.kind in (Kind.OUTPUT, Kind.OTHER):
+            before.need |= True
+        elif flow.kind is Kind.CONV:
+            used = weight_of(modules[str(node.target)])[flow.keep] != 0
+            before.need |= used.transpose(0, 1).flatten(1).any(1)
+        elif flow.kind is Kind.FLATTEN:
+            before.need |= flow.keep.reshape(len(before.live), -1).any(1)
+            before.fill |= flow.fill.reshape(len(before.live), -1).any(1)
+        elif flow.kind is Kind.CAT:
+            before.need |= flow.keep[spans(node, flows)[i]]
+            before.fill |= flow.fill[spans(node, flows)[i]]
+        else:
+            before.need |= flow.keep
+            if flow.kind in (Kind.NORM, Kind.CHANNELWISE):
+                # A constant that stops being one, at the edges of a padded average, has to be there.
+                before.fill |= flow.fill | flow.live & flow.need & ~before.live
+            elif flow.kind is Kind.JOIN and flow.block > 1 and comes_from_conv(source, flows):
+                # Half of a branch or more: empty filters in whole blocks are faster than widening afterwards.
+                share = (before.live & flow.keep).sum() / flow.keep.sum()
+                before.fill |= flow.keep & (share >= 0.5)
+
+
+def comes_from_conv(node: fx.Node, flows: dict[fx.Node, Flow]) -> bool:
+    while flows[node].kind in (Kind.NORM, Kind.CHANNELWISE):
+        node = operands(node)[0]
+    return flows[node].kind is Kind.CONV
+
+
+def wanted(node: fx.Node, i: int, flows: dict[fx.Node, Flow]) -> bool:
+    """Whether ``node`` reads its operand ``i`` in the small network: in a sum, one that is constant is a number."""
+    flow, parts = flows[node], [flows[n] for n in operands(node)]
+    if flow.kind is Kind.JOIN:
+        carried = parts[1 - i].shape == flow.shape and bool((flow.live & flow.need).any())
+        return not carried or bool((parts[i].live & flow.keep).any())
+    if flow.kind is Kind.CAT:
+        there = flow.fill | flow.live & flow.need
+        alive = [bool(there[span].any()) for span in spans(node, flows)]
+        return alive[i] if any(alive) else i == 0
+    return True

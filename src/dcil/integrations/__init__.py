@@ -1,0 +1,1 @@
+"""Thin adapters to other training frameworks, one file each."""

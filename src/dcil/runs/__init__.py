@@ -1,0 +1,1 @@
+"""Run folders: what a training run leaves behind, and how it is read. Imports the kernel only."""

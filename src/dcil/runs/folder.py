@@ -1,0 +1,178 @@
+"""The run folder: what is in it, and how it is written so that a kill at any moment leaves it resumable.
+
+config.json               the resolved configuration
+metrics.jsonl             one object per epoch
+checkpoint.safetensors    weights, private layers, masks, step and momentum; its header holds checkpoint.json
+checkpoint.json           the same header, for people
+model.safetensors         the finalized pruned net under the user's own keys
+summary.json              what came of it
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dcil.errors import UserError
+from dcil.net import SparseNet
+from dcil.runs.atomic import write_atomically, write_text
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def started(self) -> bool:
+        return (self.path / "config.json").exists()
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of a complete run, else None."""
+        file = self.path / "summary.json"
+        with blaming(file):
+            return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+    def create(self, config: str) -> None:
+        """Begin a run: ``config`` is the text of config.json."""
+        write_text(self.path / "config.json", config)
+
+    def record(self) -> dict[str, Any]:
+        """config.json as it is: the config, the resolved method, ``classes`` and image ``shape``."""
+        file = self.path / "config.json"
+        if not file.is_file():
+            raise UserError(f"{self.path} is not a run folder: it has no config.json")
+        with blaming(file):
+            record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            int(record["classes"]), int(record["shape"][0]), int(record["method"]["steps"])
+            return record
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While open, no other process works in this folder: two would write into each other's files."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(
+                    f"another process is working in {self.path}; wait for it or choose another --out"
+                ) from None
+            yield
+            (self.path / ".lock").unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Remove drafts that a kill left behind."""
+        for draft in self.path.glob(".*.part"):
+            draft.unlink(missing_ok=True)
+
+    # -- metrics: written before the checkpoint of the same epoch, so none is ever missing ---------------------------
+
+    def metrics(self, epochs: int | None = None) -> list[dict[str, Any]]:
+        """The first ``epochs`` lines, or all whole ones; a line that a kill cut short is not one."""
+        file = self.path / "metrics.jsonl"
+        lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
+        with blaming(file):
+            rows: list[dict[str, Any]] = [json.loads(line) for line in lines[:epochs]]
+        if epochs is not None and [row["epoch"] for row in rows] != list(range(1, epochs + 1)):
+            raise UserError(f"{file} does not hold the {epochs} epochs of the checkpoint: it was altered")
+        return rows
+
+    def append(self, row: dict[str, Any]) -> None:
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rewind_metrics(self, epochs: int) -> None:
+        """Drop what was written after the checkpoint."""
+        rows = self.metrics(epochs)
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save(self, net: SparseNet, optimizer: Optimizer, epoch: int) -> None:
+        """Everything that training goes on from after ``epoch`` epochs, in one file that is replaced in one step."""
+        tensors = {f"net.{key}": value for key, value in net.state_dict().items()}
+        for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer.{index}.{key}"] = value
+        header = {"epoch": str(epoch), "step": str(net.steps_done), "format": "dcil checkpoint 1"}
+        # Clones, because tied weights share memory and the format refuses that.
+        whole = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+        write_atomically(self.path / "checkpoint.safetensors", lambda draft: save_file(whole, draft, header))
+        write_text(self.path / "checkpoint.json", json.dumps(header, indent=1))
+
+    def restore(self, net: SparseNet, optimizer: Optimizer | None = None, file: Path | None = None) -> int:
+        """Bring ``net`` (and ``optimizer``) to the checkpoint, or to the one in ``file``; returns the epochs it has
+        seen, 0 if there is none."""
+        file = file or self.path / "checkpoint.safetensors"
+        if not file.exists():
+            return 0
+        try:
+            with safe_open(file, "pt") as opened:
+                header = opened.metadata()
+                tensors: dict[str, Tensor] = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+            net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("net.")})
+            epoch = int(header["epoch"])
+        except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{file} is damaged or of another network ({reason}); start the run anew") from None
+        if optimizer is not None:
+            restore_optimizer(optimizer, tensors)
+        return epoch
+
+
+class ReadOnlyRunFolder(RunFolder):
+    """The folder as all processes of a team but the first see it: they read the checkpoint and write nothing."""
+
+    def create(self, config: str) -> None: ...
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        yield
+
+    def tidy(self) -> None: ...
+
+    def metrics(self, epochs: int | None = None) -> list[dict[str, Any]]:
+        return []  # they may be growing just now
+
+    def append(self, row: dict[str, Any]) -> None: ...
+
+    def rewind_metrics(self, epochs: int) -> None: ...
+
+    def save(self, net: SparseNet, optimizer: Optimizer, epoch: int) -> None: ...
+
+
+@contextmanager
+def blaming(file: Path) -> Iterator[None]:
+    """Whatever is wrong with the text of a file is said in one line with its name."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{file} is damaged ({type(error).__name__}: {error}); start the run anew") from None
+
+
+def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put the saved buffers beside their parameters, in the parameters' memory layout."""
+    for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
+        prefix = f"optimizer.{index}."
+        for key in [k for k in tensors if k.startswith(prefix)]:
+            value = tensors[key]
+            if value.shape == parameter.shape:
+                value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            optimizer.state[parameter][key.removeprefix(prefix)] = value

@@ -1,0 +1,31 @@
+"""From a run folder back to its config and its network."""
+
+from __future__ import annotations
+
+import torch
+
+from dcil import SparseNet, models
+from dcil.errors import UserError
+from dcil.runs.folder import RunFolder, blaming
+from dcil.train.config import Config, from_record
+
+
+def config_of(folder: RunFolder) -> Config:
+    """The config of a recorded run."""
+    record = folder.record()
+    with blaming(folder.path / "config.json"):
+        return from_record(record)
+
+
+def load_net(folder: RunFolder) -> SparseNet:
+    """The network as the last checkpoint left it, on the CPU."""
+    record, config = folder.record(), config_of(folder)
+    with torch.device("meta"):  # without initial weights, which the checkpoint replaces anyway
+        model = models.build(config.model, record["classes"], record["shape"][0])
+    # As to_empty does it, which imports a computer algebra system for the purpose.
+    model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]
+    steps = record["method"]["steps"] // config.epochs
+    net = SparseNet(model, config.build_method(steps))
+    if not folder.restore(net):
+        raise UserError(f"{folder.path} has no checkpoint yet: no epoch of this run is complete")
+    return net.eval()

@@ -1,0 +1,84 @@
+"""Engines side by side: masks as promised, every engine in turn, one JSON record."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from dcil import UserError
+from dcil.bench import cpu
+from dcil.cli import main
+from dcil.cli.bench_infer import bench_infer
+from dcil_runtime.native import LIBRARY
+
+built = pytest.mark.skipif(not LIBRARY.exists(), reason="the native module is not built: make native")
+
+
+@pytest.mark.parametrize("masks", ["uniform", "erk"])
+@pytest.mark.parametrize("sparsity", [0.9, 0.99])
+def test_random_masks_keep_the_promised_number_of_weights(masks, sparsity):
+    model = cpu.masked("resnet20", masks, sparsity)
+    weights = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d)]
+    kept, total = sum(int(w.count_nonzero()) for w in weights), sum(w.numel() for w in weights)
+    assert abs(kept / total - (1 - sparsity)) < 2e-4
+    density = [int(w.count_nonzero()) / w.numel() for w in weights]
+    if masks == "erk":
+        assert density[0] > density[-1]
+    else:
+        assert max(density) - min(density) < 0.02
+
+
+SMALL = ["--model", "resnet8-digits", "--masks", "erk", "--sparsity", "0.9", "--engines", "ours,torch"]
+
+
+@pytest.fixture(autouse=True)
+def _same_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@built
+def test_engines_under_random_masks(tmp_path, capsys):
+    words = [*SMALL, *["--sparsity", "0.9,0.5", "--batch", "1,3", "--threads", "1", "--rounds", "2", "--out"]]
+    assert bench_infer([*words, str(tmp_path / "bench.json")]) == 0
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert record["machine"]["kernels"] and record["machine"]["versions"]["torch"] == torch.__version__
+    assert [case["batch"] for case in record["cases"]] == [1, 3]
+    for case in record["cases"]:
+        rows = {(row["engine"], row["masks"]): row for row in case["rows"]}
+        assert set(rows) == {("ours", "erk 0.9"), ("ours", "erk 0.5"), ("torch", "")}
+        assert rows["ours", "erk 0.5"]["error"] < 1e-5 and rows["torch", ""]["ratio"] == 1
+    assert "x best dense fp32" in capsys.readouterr().out
+
+
+@built
+def test_engines_on_a_trained_run_come_with_its_compact_forms(tmp_path, capsys):
+    train = "train --recipe digits --method dcil --sparsity 0.9 --epochs 1 --model resnet8-digits --out"
+    assert main([*train.split(), str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    words = [str(tmp_path / "run"), *SMALL[-2:], "--batch", "2", "--threads", "1", "--rounds", "1"]
+    assert bench_infer([*words, "--no-onnx", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["engines"][0]["rows"][0]["masks"].startswith("dcil 0.9") and record["counts"]["compact"]["parameters"]
+    assert bench_infer([*words, "--no-forms"]) == 0
+    assert "dcil 0.9" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--engines", "our"], "did you mean 'ours'"),
+        (["--sparsity", "1.5"], "cannot work"),
+        (["--sparsity", "x"], "not a number"),
+        (["--batch", "1,x"], "not a list"),
+        (["--masks", "magic"], "unknown masks"),
+        (["--rounds", "0"], "at least 1"),
+    ],
+)
+def test_wrong_words_are_explained(words, why):
+    with pytest.raises(UserError, match=why):
+        bench_infer([*SMALL, *words])

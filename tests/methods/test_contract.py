@@ -1,0 +1,259 @@
+"""One contract for every method and every granularity it supports: registering a method is being tested."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from networks import NETWORKS, batch
+from sklearn.datasets import load_digits
+
+from dcil import DCIL, DPF, GMP, METHODS, NM, OBD, OBS, Filter, Gradient, OneShot, SparseNet, Taylor, UserError, Weight
+from dcil.granularity import Granularity
+
+STEPS = 24
+CASES = [(name, g()) for name, kind in METHODS.items() for g in kind.granularities if g in (Weight, Filter)]
+EVERY = pytest.mark.parametrize(("name", "granularity"), CASES, ids=[f"{n}-{type(g).__name__}" for n, g in CASES])
+
+
+def build(name: str, granularity: Granularity, steps: int = STEPS, **settings):
+    kind = METHODS[name]
+    if kind.prunes:
+        settings = {"sparsity": 0.6, **settings}
+    if kind.__dataclass_fields__["every"].default == 100:
+        settings = {"every": 2, **settings}  # or nothing would happen in a run this short
+    return kind(steps=steps, epoch_steps=4, granularity=granularity, seed=3, **settings)
+
+
+def fresh(method, seed: int = 1, network: str = "residual"):
+    torch.manual_seed(seed)
+    net = SparseNet(NETWORKS[network][0](), method).train()
+    opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    return net, opt
+
+
+def whole_run(method) -> int:
+    return sum(phase.steps for phase in method.phases())
+
+
+def go(net, opt, steps, after=lambda net, update: None):
+    """A user's loop, unmodified."""
+    for step in steps:
+        torch.manual_seed(1000 + step)
+        x, y = batch((2, 8, 8), 12, torch.float)
+        loss = net.loss(net(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        after(net, net.step(opt))
+
+
+def dead_groups(net) -> tuple[int, int]:
+    """Pruned groups and all groups, counted here and not by the library."""
+    dead = all_ = 0
+    for layer in net.layers:
+        rows = layer.rows(layer.mask)
+        alive = rows.any(1) if isinstance(net.method.granularity, Filter) else rows.flatten()
+        dead, all_ = dead + int((~alive).sum()), all_ + alive.numel()
+    return dead, all_
+
+
+@EVERY
+def test_exact_scheduled_sparsity_at_every_update(name, granularity):
+    method = build(name, granularity)
+    net, opt = fresh(method)
+    updates = []
+
+    def check(net, update):
+        if update is not None:
+            dead, all_ = dead_groups(net)
+            assert dead == int(method.sparsity_at(update.step) * all_), update.step
+            updates.append(update.step)
+
+    go(net, opt, range(whole_run(method)), check)
+    dead, all_ = dead_groups(net)
+    assert dead == int(method.sparsity * all_)
+    assert updates or not method.prunes
+    assert not [note for note in net.notes() if "asked for" in note]
+
+
+@EVERY
+def test_masks_are_bool_beside_their_weights_and_whole_groups(name, granularity):
+    method = build(name, granularity)
+    net, opt = fresh(method)
+    go(net, opt, range(whole_run(method)))
+    for layer in net.layers:
+        assert layer.mask.dtype == torch.bool
+        assert layer.mask.device == layer.weight.device
+        assert layer.mask.shape == layer.weight.shape
+        if isinstance(granularity, Filter):
+            rows = layer.rows(layer.mask)
+            assert torch.equal(rows.any(1), rows.all(1))
+
+
+@EVERY
+def test_same_seed_same_masks_and_resume_bit_for_bit(name, granularity):
+    method = build(name, granularity)
+    total = whole_run(method)
+    whole, opt = fresh(method)
+    go(whole, opt, range(total))
+    again, opt = fresh(method)
+    for start, stop in ((0, 3), (3, total // 2), (total // 2, total - 1), (total - 1, total)):
+        go(again, opt, range(start, stop))
+        other, fresh_opt = fresh(method, seed=99)  # other weights: everything must come from the state
+        other.load_state_dict(copy.deepcopy(again.state_dict()))
+        fresh_opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+        again, opt = other, fresh_opt
+    for (key, a), b in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(a, b), key
+
+
+@EVERY
+def test_finalize_is_the_pruned_path_with_exact_zeros(name, granularity):
+    method = build(name, granularity)
+    net, opt = fresh(method)
+    go(net, opt, range(whole_run(method) - 1))
+    sparse = net.finalize()
+    net.eval()
+    x, _ = batch((2, 8, 8), 12, torch.float)
+    with torch.no_grad():
+        torch.testing.assert_close(sparse(x), net(x), rtol=0, atol=0)
+    for key, mask in net.masks.items():
+        assert (sparse.get_parameter(key)[~mask] == 0).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_loss_falls_on_digits(name):
+    images = load_digits()
+    x = torch.tensor(images.images[:256], dtype=torch.float)[:, None].expand(-1, 2, -1, -1) / 8 - 1
+    y = torch.tensor(images.target[:256]) % 4
+    kind = METHODS[name]
+    method = build(name, kind.granularities[0](), steps=40, **({"sparsity": 0.5} if kind.prunes else {}))
+    net, opt = fresh(method)
+    losses = []
+    for step in range(whole_run(method)):
+        rows = torch.arange(step * 64, step * 64 + 64) % 256
+        outputs = net(x[rows])
+        losses.append(torch.nn.functional.cross_entropy(outputs["pruned"], y[rows]).item())
+        opt.zero_grad()
+        net.loss(outputs, y[rows]).backward()
+        opt.step()
+        net.step(opt)
+    assert sum(losses[-4:]) < 0.6 * sum(losses[:4])
+
+
+@pytest.mark.parametrize("name", [n for n, kind in METHODS.items() if len(kind.granularities) == 1])
+def test_an_unsupported_granularity_is_refused_by_name(name):
+    kind = METHODS[name]
+    wrong = Filter() if kind.granularities == (Weight,) else Weight()
+    words = f"{kind.__name__}: granularity={type(wrong).__name__}.*{kind.granularities[0].__name__}"
+    with pytest.raises(UserError, match=words):
+        kind(sparsity=0.0, steps=10, granularity=wrong)
+
+
+@pytest.mark.parametrize("kind", [DCIL, DPF, GMP, OneShot])
+@pytest.mark.parametrize("criterion", [Gradient(), Taylor(), OBD(), OBS(block=8, samples=12)])
+@pytest.mark.parametrize("granularity", [Weight(), Filter()])
+def test_every_criterion_in_every_magnitude_method(kind, criterion, granularity):
+    method = kind(sparsity=0.6, steps=STEPS, every=5, criterion=criterion, granularity=granularity)
+    net, opt = fresh(method, network="plain")
+    go(net, opt, range(STEPS))
+    dead, all_ = dead_groups(net)
+    assert dead == int(0.6 * all_)
+
+
+@EVERY
+def test_every_network_can_be_trained(name, granularity):
+    """Shared weights, no norm layers, a transformer: the method does not care."""
+    for network in ("shared", "no-norm", "transformer", "transposed2d"):
+        method = build(name, granularity, **({"inner": False} if name == "l1filter" else {}), stem=True)
+        make, shape = NETWORKS[network]
+        net = SparseNet(make(), method).train()
+        opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+        for _ in range(whole_run(method)):
+            x, y = batch(shape, 6, torch.float)
+            net.loss(net(x), y).backward()
+            opt.step()
+            net.step(opt)
+        dead, all_ = dead_groups(net)
+        assert dead == int(method.sparsity * all_)
+
+
+def test_pruned_weights_stay_zero_where_the_method_says_so():
+    """Neither momentum nor weight decay brings them back by accident."""
+    for name in ("gmp", "rigl", "set", "fpgm", "oneshot", "rewind"):
+        method = build(name, METHODS[name].granularities[0]())
+        net, opt = fresh(method)
+
+        def check(net, update, opt=opt):
+            for layer in net.layers:
+                assert (layer.weight[~layer.mask] == 0).all()
+                buffer = opt.state[layer.weight]["momentum_buffer"]
+                assert (buffer[~layer.mask] == 0).all()
+
+        go(net, opt, range(whole_run(method)), check)
+
+
+@pytest.mark.parametrize("kind", [DCIL, DPF, GMP])
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (1, 2), (3, 8)])
+def test_n_of_m(kind, n, m):
+    method = kind(sparsity=1 - n / m, steps=STEPS, every=3, granularity=NM(n, m))
+    net, opt = fresh(method)
+
+    def check(net, update):
+        if update is not None:
+            fitting = [layer for layer in net.layers if layer.weight.shape[1] % m == 0]
+            total = sum(layer.weight.numel() for layer in fitting)
+            assert sum(int((~layer.mask).sum()) for layer in fitting) == int(method.sparsity_at(update.step) * total)
+            for layer in fitting:  # never more than m - n of m, on the way there, too
+                assert (~layer.mask).movedim(1, -1).reshape(-1, m).sum(1).max() <= m - n
+
+    go(net, opt, range(STEPS), check)
+    for layer in net.layers:
+        if layer.weight.shape[1] % m:
+            assert layer.mask.all()
+        else:
+            assert (layer.mask.movedim(1, -1).reshape(-1, m).sum(1) == n).all()
+    misfits = [layer.name for layer in net.layers if layer.weight.shape[1] % m]
+    notes = [note for note in net.notes() if "does not fit" in note]
+    assert len(notes) == bool(misfits)
+    assert all(name in notes[0] for name in misfits)
+
+
+def test_n_of_m_ties_and_limits():
+    net = SparseNet(
+        torch.nn.Sequential(torch.nn.Linear(8, 3), torch.nn.Linear(3, 2)), DPF(sparsity=0.5, steps=1, granularity=NM())
+    )
+    with torch.no_grad():
+        net.model[0].weight.fill_(1.0)
+    net.step()
+    assert net.masks["0.weight"].tolist() == [[True, True, False, False] * 2] * 3
+    with pytest.raises(UserError, match=r"sparsity=0.9.*at most 0.5"):
+        DPF(sparsity=0.9, steps=1, granularity=NM(2, 4))
+    with pytest.raises(UserError, match="fits no layer"):
+        SparseNet(
+            torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 2)),
+            DPF(sparsity=0.5, steps=1, granularity=NM()),
+        )
+    with pytest.raises(UserError, match="4:4"):
+        NM(4, 4)
+
+
+def test_the_method_in_the_readme_works():
+    """One file, as printed there, and it keeps the contract."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (code,) = re.findall(r'```python\n("""Chance.*?)```', text, flags=re.S)
+    assert len(code.strip().splitlines()) <= 15
+    scope: dict = {"__name__": "chance"}
+    exec(compile(code, "README.md", "exec"), scope)
+    masks = []
+    for granularity in (Weight(), Filter()):
+        net, opt = fresh(scope["Chance"](sparsity=0.6, steps=STEPS, every=5, granularity=granularity))
+        go(net, opt, range(STEPS))
+        dead, all_ = dead_groups(net)
+        assert dead == int(0.6 * all_)
+        masks.append(net.masks)
+    assert not torch.equal(masks[0]["conv1.weight"], masks[1]["conv1.weight"])

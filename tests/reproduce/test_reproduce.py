@@ -1,0 +1,577 @@
+"""The paper's tables: what is trained for them, what is kept, and what the page says; on the digits, in seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import dcil
+from dcil import data
+from dcil.cli.reproduce import main, place_of, seconds
+from dcil.engine import EngineSettings
+from dcil.errors import UserError
+from dcil.reproduce import iterations, mask_age, paper, records, report, tables
+from dcil.reproduce.cells import Cell, cell_of, shortened
+from dcil.reproduce.comparison import Ours, lines
+from dcil.reproduce.estimate import Estimate
+from dcil.reproduce.formatting import spread
+from dcil.reproduce.paper import Row
+from dcil.reproduce.pool import Budget, Pool
+from dcil.reproduce.probe import NEVER, MaskProbe
+from dcil.reproduce.session import Run, RunOptions, resume_run
+from dcil.train import RECIPES, RunFolder, train
+
+SHARED = Path(__file__).parents[3] / "shared" / "paper" / "paper.json"
+DIGITS = Cell("digits", "resnet8-digits", "dcil", 0.9)
+DPF = replace(DIGITS, method="dpf")
+CPU = RunOptions(Path("nowhere"), torch.device("cpu"))
+EPOCHS = 3
+
+
+def tiny(method, sparsity, metric, mean, std=None, **more):
+    return Row("tiny", "digits", method, "weight", sparsity, metric, "resnet8-digits", mean, std, **more)
+
+
+TINY = (
+    tiny("dense", 0.0, "top1", 50.0, 50.0),
+    tiny("dpf-rerun", 0.9, "top1_last", 99.99, 0.001),
+    tiny("dpf-rerun", 0.9, "top1_best", 1.0, 0.1),
+    tiny("dcil", 0.9, "top1_last", 90.0),
+    tiny("dcil", 0.5, "top1_last", 90.0, 1.0, note="a printed remark"),
+)
+
+
+@pytest.fixture
+def tiny_table(monkeypatch):
+    monkeypatch.setattr(paper, "rows", lambda: TINY)
+    monkeypatch.setattr(tables, "BEYOND_CELLS", ())
+
+
+def silent(epoch, part, row):
+    """Shows nothing."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Three cells, one of them with two seeds, trained and recorded without interruption."""
+    out = tmp_path_factory.mktemp("results")
+    for cell, seed in ((DIGITS, 0), (DPF, 0), (DPF, 1), (DIGITS.dense, 0)):
+        resume_run(Run(cell, seed, out, EPOCHS), CPU, silent, snapshots=[1])
+    return out
+
+
+def columns(path):
+    """What two records of the same run share: all of it but times and places."""
+    found = json.loads(path.read_text())
+    found["epochs"].pop("seconds")
+    found["summary"].pop("seconds")
+    return {key: found[key] for key in ("cell", "config", "epochs", "summary", "layers", "around_changes", "stays")}
+
+
+# -- tables and cells ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the source of the package data is not here")
+def test_the_package_data_is_the_papers():
+    original = json.loads(SHARED.read_text())
+    assert len(original) == len(paper.rows())
+    for row, want in zip(paper.rows(), original, strict=True):
+        for name, value in asdict(row).items():
+            assert value == (want.get(name) if want.get(name) is not None else Row.__dataclass_fields__[name].default)
+
+
+def test_cells_per_table():
+    counts = {name: len(tables.cells_of(name)) for name in tables.names()}
+    assert counts == {
+        "cifar10-unstructured": 40,  # 4 dense + 9 sparsities x (sm, dsr, dpf, dcil)
+        "cifar100-unstructured": 22,  # 4 dense + 9 x (dpf, dcil)
+        "cifar10-structured": 28,  # 4 dense + 8 x (sfp, dpf, dcil)
+        "stability-cifar10": 22,
+        "diff-cifar10-unstructured": 40,
+        "diff-cifar10-structured": 28,
+        "cifar100-structured": 7,  # dcil at two sparsities, sfp, fpgm, mil, and dense of both networks
+        "warmup-cifar10": 14,  # 2 x 6 warm-ups + 2 dense
+        "warmup-imagenet": 4,
+        "imagenet": 18,
+        "fast-convergence": 18,  # 2 x (6 targets + dpf + dpf fine-tuned) + 2 dense
+        "beyond": 12,
+    }
+
+
+def test_every_row_has_its_cell_and_every_cell_its_recipe():
+    for row in paper.rows():
+        models = tables.SHARED_MODELS if row.model is None else (row.model,)
+        assert all(cell_of(row, model) in tables.cells_of(row.table) for model in models)
+    assert all(cell.recipe in RECIPES and cell.method in dcil.METHODS for cell in tables.known().values())
+
+
+def test_names_of_the_paper_become_ours():
+    known = tables.known()
+    assert "cifar10/resnet56-bottleneck/dpf-0.9" in known and "cifar10/resnet56/dpf-0.9" not in known
+    assert {"cifar100/resnet56/sfp-filter0.5", "cifar100/resnet56/mil", "cifar100/resnet56/dense"} <= set(known)
+    assert known["cifar10/resnet20/dcil-nokl-0.95"].config(1).settings["kl"] == 0
+    warm = known["cifar10/resnet20/dcil-0.95-warmup30"].config(0)
+    assert warm.settings["warmup"] == pytest.approx(30 / 300) and warm.seed == 0
+    assert known["cifar10/resnet20/dcil-0.95-target100"].config(0).epochs == 125
+    assert known["cifar10/resnet20/dpf-0.95-finetune60"].config(0).total_epochs == 360
+    assert known["imagenet/resnet18/dcil-0.8"].config(0).dataset == "imagefolder"
+
+
+def test_a_shortened_run_keeps_its_shape():
+    config = shortened(RECIPES["cifar10-resnet20"](), 30)
+    assert (config.epochs, config.target_epoch, config.milestones) == (30, 22, (15, 22))
+
+
+def test_filter():
+    ids = [cell.id for cell in tables.cells(["cifar10-unstructured"], "resnet20/dcil-0.9,wrn-28-2/dpf-0.99")]
+    assert ids == ["cifar10/resnet20/dcil-0.9", "cifar10/wrn-28-2/dpf-0.99"]
+    assert len(tables.cells(["cifar10-unstructured"], "*/resnet20/*")) == 9
+    with pytest.raises(UserError, match="no cell"):
+        tables.cells(["imagenet"], "resnet20")
+
+
+def test_table_names():
+    assert tables.named("warmup") == ["warmup-cifar10", "warmup-imagenet"]
+    assert tables.named("imagenet,beyond") == ["imagenet", "beyond"]
+    with pytest.raises(UserError, match="fast-convergence"):
+        tables.named("fast-convergense")
+
+
+def test_dry_run_and_list(tiny_table, tmp_path, capsys):
+    assert main(["--list"]) == 0
+    assert main(["tiny", "--dry-run", "--seeds", "2", "--out", str(tmp_path / "none")]) == 0
+    text = capsys.readouterr().out
+    assert "0 of 8 runs" in text and text.index("dense-seed1") < text.index("dcil-0.9-seed0")
+    assert not (tmp_path / "none").exists()
+    assert seconds("25m") == 1500 and seconds("90") == 90
+    with pytest.raises(UserError, match="which table"):
+        main([])
+
+
+# -- runs that are stopped and go on ---------------------------------------------------------------------------------
+
+
+def test_budget_stops_between_epochs_and_another_folder_goes_on(trained, tmp_path, monkeypatch):
+    run = Run(DPF, 0, tmp_path / "here", EPOCHS)
+    now = [0.0]
+
+    def a_second_per_epoch(*_):
+        return lambda epoch, part, row: now.append(now[-1] + (row is not None))
+
+    monkeypatch.setattr("dcil.reproduce.pool.lines", a_second_per_epoch)
+    pool = Pool(CPU, Budget.of(2, lambda: now[-1]), Console(quiet=True))
+    assert pool.run([run], lambda run: 0.1) == {}
+    done = len(run.folder.metrics())
+    assert 1 <= done < EPOCHS and not run.done
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    again = replace(run, out=tmp_path / "there")
+    assert Pool(CPU, Budget.of(None), Console(quiet=True), tidy=True).run([again], lambda run: 0.1) == {}
+    assert columns(again.record) == columns(trained / run.record.relative_to(tmp_path / "here"))
+    assert [s["after"] for s in records.read(again.record).raw["sessions"]] == [0, done]
+    assert not again.folder.path.exists()
+
+
+def test_a_spent_budget_starts_nothing(tmp_path):
+    run = Run(DPF, 0, tmp_path, EPOCHS)
+    assert Pool(CPU, Budget.of(0), Console(quiet=True)).run([run], lambda run: 1.0) == {}
+    assert not run.folder.started
+
+
+def test_a_budget_stops_an_epoch_that_takes_longer_than_was_thought(tmp_path, monkeypatch):
+    now = [0.0]
+
+    def a_second_per_step(*_):
+        return lambda epoch, part, row: now.append(now[-1] + 1)
+
+    monkeypatch.setattr("dcil.reproduce.pool.lines", a_second_per_step)
+    run = Run(DPF, 0, tmp_path, EPOCHS)
+    assert Pool(CPU, Budget.of(10, lambda: now[-1]), Console(quiet=True)).run([run], lambda run: 0.1) == {}
+    assert run.folder.started and not run.folder.metrics() and now[-1] < 12
+
+
+def test_a_run_that_another_process_recorded_is_not_trained_again(trained, tmp_path):
+    out = tmp_path / "copy"
+    shutil.copytree(trained, out)
+    run = Run(DPF, 0, out, EPOCHS)
+    before = run.record.read_bytes()
+    shutil.rmtree(run.folder.path)  # as --tidy does
+    resume_run(run, CPU, silent)
+    assert not run.folder.path.exists() and run.record.read_bytes() == before
+
+
+def test_a_run_goes_on_without_what_was_watched(trained, tmp_path):
+    """A folder that was copied in part: the run is the same, only the stays are not known any more."""
+    run = Run(DPF, 0, tmp_path, EPOCHS)
+    resume_run(run, CPU, silent, until=2)
+    (run.folder.path / "watch-2.safetensors").unlink()
+    (run.folder.path / "watch-9.safetensors").write_bytes(b"of a session that went further and was lost")
+    with (run.folder.path / "sessions.jsonl").open("a") as file:
+        file.write('{"after": 2, "co')  # cut short by a kill
+    resume_run(run, CPU, silent)
+    found, whole = records.read(run.record), records.read(Run(DPF, 0, trained, EPOCHS).record)
+    assert found.raw["stays"] is None and found.column("top1") == whole.column("top1")
+    assert [session["after"] for session in found.raw["sessions"]] == [0, 2]
+    assert not (run.folder.path / "watch-9.safetensors").exists()
+
+
+KILLED = """
+import torch
+from pathlib import Path
+from dcil.reproduce.cells import Cell
+from dcil.reproduce.session import RunOptions, Run, resume_run
+from dcil.train import loop
+loop.SAVE_EVERY = 0
+torch.set_num_threads({threads})
+run = Run(Cell("digits", "resnet8-digits", "dcil", 0.9), 0, Path({out!r}), {epochs})
+resume_run(run, RunOptions(Path("nowhere"), torch.device("cpu")), lambda *news: None)
+"""
+
+
+def test_a_killed_run_goes_on_elsewhere_and_ends_in_one_record(trained, tmp_path):
+    run = Run(DIGITS, 0, tmp_path / "here", EPOCHS)
+    script = KILLED.format(out=str(run.out), epochs=EPOCHS, threads=torch.get_num_threads())
+    env = os.environ | {"PYTHONPATH": str(Path(dcil.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", script], env=env) as process:
+        deadline = time.monotonic() + 120
+        while not run.folder.metrics() and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert run.folder.metrics() and not run.done
+    shutil.copytree(run.out, tmp_path / "there")
+    again = replace(run, out=tmp_path / "there")
+    resume_run(again, CPU, silent)
+    assert columns(again.record) == columns(trained / run.record.relative_to(run.out))
+    assert len(list((tmp_path / "there").glob("digits/**/*.json"))) == 1
+
+
+def test_watching_changes_nothing(trained, tmp_path):
+    run = Run(DIGITS, 0, trained, EPOCHS)
+    folder = RunFolder(tmp_path / "plain")
+    train(run.config(), folder, Path("nowhere"), torch.device("cpu"))
+    assert (folder.path / "model.safetensors").read_bytes() == (run.folder.path / "model.safetensors").read_bytes()
+
+
+def test_other_settings_are_not_mixed_into_a_run(tmp_path):
+    run = Run(DIGITS, 0, tmp_path, 2)
+    train(replace(run.config(), lr=0.5, epochs=1, target_epoch=1, milestones=()), run.folder, tmp_path, CPU.device)
+    (run.folder.path / "summary.json").unlink()
+    with pytest.raises(UserError, match="other settings"):
+        resume_run(run, CPU, silent)
+
+
+def test_several_at_once_know_of_each_other():
+    """The engine takes another route then: less work in all instead of less time for one."""
+    args = Namespace(parallel=None, device=torch.device("cuda"), data_dir=Path(), engine="auto", precision="auto")
+    args.low_memory = False
+    assert place_of(args).speed.shared_gpu and place_of(args).at_once == 4
+    args.parallel = 1
+    assert not place_of(args).speed.shared_gpu
+
+
+# -- what is watched -------------------------------------------------------------------------------------------------
+
+
+def test_stays_are_counted_as_a_list_would():
+    torch.manual_seed(0)
+    net = dcil.SparseNet(
+        torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 2)), dcil.DPF(sparsity=0.5, steps=10)
+    )
+    watch = MaskProbe(net, data.load("digits", Path()).loader(64, torch.device("cpu"), 0), EngineSettings())
+    born, ended = {}, []
+    old = torch.ones(36, dtype=torch.bool)
+    for step in range(4, 400, 4):
+        new = torch.rand(36) < 0.5
+        watch.count(old, new, step)
+        for i in range(36):
+            if new[i] and not old[i]:
+                born[i] = step
+            elif old[i] and not new[i] and i in born:
+                ended.append(step - born.pop(i))
+        old = new
+    found = watch.found()["stays"]
+    assert sum(found["ended"]) == len(ended) and found["steps_stayed"] == sum(ended)
+    for low, count in zip(found["at_least"], found["ended"], strict=True):
+        assert count == sum(low <= stay < 2 * low for stay in ended)
+    assert found["still_there"] == len(born) == int((watch.born != NEVER).sum())
+
+
+def test_looks_around_a_change(monkeypatch, tmp_path):
+    monkeypatch.setattr("dcil.reproduce.probe.EVERY", 1)
+    run = Run(DPF, 0, tmp_path, 4)
+    resume_run(run, CPU, silent)
+    found = records.read(run.record).raw
+    assert [look[0] for look in found["around_changes"]] == [1, 2, 3, 4]
+    assert all(0 <= value <= 100 for look in found["around_changes"] for value in look[2:])
+    updates = zip(found["epochs"]["updates"], found["epochs"]["revived"], strict=True)
+    revived = round(sum(n * mean for n, mean in updates))  # each of them left again or is still there
+    assert sum(found["stays"]["ended"]) + found["stays"]["still_there"] == revived > 0
+
+
+def test_an_estimate_is_the_share_of_the_device(trained):
+    """Two runs that take turns take twice as long each; what was measured beside as many others counts most."""
+    found = records.read(Run(DPF, 0, trained, EPOCHS).record)
+    seconds = found.column("seconds")
+    alone, shared_gpu = json.loads(json.dumps(found.raw)), json.loads(json.dumps(found.raw))
+    shared_gpu["sessions"][0]["at_once"] = 4
+    shared_gpu["epochs"]["seconds"] = [3 * value for value in seconds]
+    both = [replace(found, raw=raw) for raw in (alone, shared_gpu)]
+    pace = found.pace()[found.raw["environment"]["cpu"], 1]
+    for at_once, want in ((1, pace), (2, 2 * pace), (3, 2.25 * pace), (8, 6 * pace)):
+        assert Estimate(both, at_once).per_epoch(Run(DPF, 1, trained, EPOCHS)) == pytest.approx(want)
+    assert Estimate([], 4).per_epoch(Run(DPF, 1, trained)) == 4 * Estimate([]).per_epoch(Run(DPF, 1, trained))
+
+
+def test_bad_requests_for_iterations(tmp_path, capsys):
+    start = ["iterations", "--out", str(tmp_path)]
+    for words, message in (
+        (["--at", "0"], "epochs 1 to 300"),
+        (["--at", "301"], "epochs 1 to 300"),
+        (["--epochs", "6", "--at", "7"], "epochs 1 to 6"),
+        (["--cells", "typo"], "no cell has that"),
+    ):
+        with pytest.raises(UserError, match=message):
+            main([*start, *words])
+    with pytest.raises(UserError, match="give it alone"):
+        main(["iterations,stability"])
+    assert main([*start, "--budget", "0s"]) == 0 and "budget is spent" in capsys.readouterr().out
+    assert main([*start, "--dry-run"]) == 0 and "up to 119 epochs of training" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_used_is_said_once(tmp_path, capsys, tiny_table, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        main(["tiny", "--out", str(tmp_path / "file"), "--epochs", "1"])
+
+    def gone(name, where):
+        raise UserError(f"{name} is not there")
+
+    monkeypatch.setattr("dcil.cli.reproduce.data.load", gone)
+    with pytest.raises(UserError, match="digits is not there"):
+        main(["tiny", "--out", str(tmp_path / "out"), "--epochs", "1"])
+    assert not list((tmp_path / "out").rglob("*.json"))
+    with pytest.raises(UserError, match="not a folder"):
+        main(["--report", "--out", str(tmp_path / "typo"), "--docs", str(tmp_path / "docs")])
+    assert not (tmp_path / "docs").exists()
+
+
+def test_a_look_at_a_run_that_was_stopped_just_there(trained, tmp_path):
+    run = Run(DPF, 0, tmp_path, EPOCHS)
+    resume_run(run, CPU, silent, until=1)
+    assert not run.done and not list(run.folder.path.glob("at*"))
+    iterations.look(iterations.Look(run, 2), CPU, Budget.of(None), silent)
+    (look,) = iterations.read_all(tmp_path)
+    kept = records.read(Run(DPF, 0, trained, EPOCHS).record).column("top1")
+    assert look["top1"][-1] == pytest.approx(kept[1], abs=1e-3) and (run.folder.path / "at1.safetensors").exists()
+
+
+def test_iterations_are_looked_at_where_it_costs_least(trained, tmp_path):
+    """Of the seeds of a cell: the one that was looked at, one that left a snapshot, the first."""
+    out = tmp_path / "copy"
+    shutil.copytree(trained, out)
+    chosen = lambda: [look.run.seed for look in iterations.looks(out, [DPF], [2, 3], EPOCHS)]  # noqa: E731
+    assert chosen() == [0, 0]
+    (Run(DPF, 0, out).folder.path / "at1.safetensors").unlink()
+    assert chosen() == [1, 0]
+    (out / "iterations").mkdir()
+    (out / "iterations" / "digits-resnet8-digits-dpf-0.9-seed2-epoch2.json").write_text("{}")
+    assert chosen() == [2, 0]
+
+
+def test_accuracy_after_every_iteration(trained, tmp_path, tiny_table):
+    out = tmp_path / "copy"
+    shutil.copytree(trained, out)
+    for epoch in (2, 3, 1):  # one from a snapshot, one by training anew, since the run went past it, one without either
+        (look,) = iterations.looks(out, [DPF], [epoch], EPOCHS)
+        iterations.look(look, CPU, Budget.of(None), silent)
+    looks = iterations.read_all(out)
+    assert [look["epoch"] for look in looks] == [1, 2, 3] and len(looks[0]["top1"]) == 23
+    kept = records.read(Run(DPF, 0, out, EPOCHS).record).column("top1")
+    assert [look["top1"][-1] for look in looks] == pytest.approx(kept, abs=1e-3)
+    report.build(out, tmp_path / "docs", EPOCHS)
+    assert "results-iterations-epoch2.svg" in (tmp_path / "docs" / "results.md").read_text()
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_epoch_is_as_sparse_as_the_result(trained):
+    found = records.read(Run(DPF, 0, trained, EPOCHS).record)
+    raw = found.raw | {"epochs": found.raw["epochs"] | {"top1": [99.0, 60.0, 50.0], "sparsity": [0.5, 0.895, 0.9]}}
+    assert replace(found, raw=raw).best == 60.0
+
+
+def paths(value, here=()):
+    """Where everything in a record is."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*here, key)
+        yield from paths(inner, (*here, key))
+
+
+def test_a_record_that_was_altered_is_named(trained, tmp_path, tiny_table):
+    """Whatever is missing from it: one line with its name, or a page; never a traceback."""
+    out, docs = tmp_path / "copy", tmp_path / "docs"
+    shutil.copytree(trained, out, ignore=shutil.ignore_patterns("runs"))
+    file = Run(DPF, 0, out).record
+    whole = json.loads(file.read_text())
+    named = 0
+    for path in paths(whole):
+        if path[0] == "layers":
+            continue
+        raw = json.loads(json.dumps(whole))
+        inner = raw
+        for key in path[:-1]:
+            inner = inner[key]
+        del inner[path[-1]]
+        file.write_text(json.dumps(raw))
+        try:
+            report.build(out, docs, EPOCHS)
+        except UserError as error:
+            assert str(file) in str(error) and "\n" not in str(error)
+            named += 1
+    assert named > 20
+
+
+def test_a_copy_or_other_settings_do_not_count(trained, tmp_path, tiny_table):
+    out, docs = tmp_path / "copy", tmp_path / "docs"
+    shutil.copytree(trained, out, ignore=shutil.ignore_patterns("runs"))
+    file = Run(DPF, 0, out).record
+    copy = file.with_name("dpf-0.9-seed0 (copy).json")
+    shutil.copyfile(file, copy)
+    with pytest.raises(UserError, match=r"it holds digits/resnet8-digits/dpf-0\.9-seed0"):
+        report.build(out, docs, EPOCHS)
+    copy.unlink()
+    raw = json.loads(file.read_text())
+    raw["config"]["method"]["every"] = 1000
+    file.write_text(json.dumps(raw))
+    report.build(out, docs, EPOCHS)
+    assert "dpf-0.9-seed0" in (docs / "results.md").read_text().partition("## Records left out")[2]
+
+
+def test_the_record_is_small_and_complete(trained):
+    path = Run(DIGITS, 0, trained).record
+    found = records.read(path)
+    assert path.stat().st_size < 20_000
+    assert found.raw["config"]["method"]["kl"] == 1.0 and found.trial == EPOCHS
+    assert {"dcil", "source"} <= found.raw["sessions"][0]["code"].keys()
+    assert found.raw["layers"] and found.raw["environment"]["torch"] and len(found.column("revived")) == EPOCHS
+
+
+def test_the_page_is_the_same_every_time(trained, tiny_table, tmp_path):
+    for docs in ("a", "b"):
+        report.build(trained, tmp_path / docs, EPOCHS)
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert {"results.md", "results.html"} < set(files)
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_ours_stands_beside_the_papers(trained, tiny_table, tmp_path):
+    found = {(line.method, line.sparsity): line for line in lines("tiny", Ours(records.read_all(trained)))}
+    dpf = found["dpf-rerun", 0.9]
+    assert (dpf.runs, dpf.mark("last"), dpf.mark("best")) == (2, "below", "above")
+    assert (found["dense", 0.0].mark("last"), found["dcil", 0.9].mark("last")) == ("within", "")
+    last = [records.read(Run(DPF, seed, trained).record).last for seed in (0, 1)]
+    report.build(trained, tmp_path, EPOCHS)
+    row = next(line for line in (tmp_path / "results.md").read_text().splitlines() if "| dpf-rerun |" in line)
+    assert f"{sum(last) / 2:.2f} ±" in row and "99.99 ± 0.00" in row and "last below, best above" in row
+    missing = next(line for line in (tmp_path / "results.md").read_text().splitlines() if "| dcil | 50 %" in line)
+    assert "not run" in missing and "a printed remark" in missing
+
+
+def test_accuracy_by_the_age_of_the_masks():
+    """Ten epochs of 7 steps, masks every 4: epochs 9 and 10, the last fifth, end 63 % 4 = 3 and 70 % 4 = 2 steps on."""
+    method, top1 = {"every": 4, "epoch_steps": 7}, [float(epoch) for epoch in range(1, 11)]
+    for updates, found in ((2, [(3, 9.0), (2, 10.0)]), (0, []), (7, [])):  # changes that are over, or more of them
+        raw = {"config": {"method": method}, "epochs": {"top1": top1, "updates": [updates] * 10}}
+        assert mask_age.by_age(records.Record(Path(), "cell", 0, raw)) == found
+
+
+def test_trials_are_never_mixed_in(trained, tiny_table, tmp_path):
+    report.build(trained, tmp_path)
+    text = (tmp_path / "results.md").read_text()
+    assert "0 runs of 0 cells are recorded" in text and "Records left out" in text
+
+
+def test_findings_are_shown_beside_the_cell(trained, tiny_table, tmp_path):
+    out = tmp_path / "results"
+    shutil.copytree(trained, out)
+    (out / "findings.json").write_text(json.dumps({DPF.id: "The masks moved | <late>."}))
+    report.build(out, tmp_path, EPOCHS)
+    assert "The masks moved \\| <late>." in (tmp_path / "results.md").read_text()
+    assert "The masks moved | &lt;late&gt;." in (tmp_path / "results.html").read_text()
+    (out / "findings.json").write_text(json.dumps({"digits/resnet8-digits/dpf-0.91": "?"}))
+    with pytest.raises(UserError, match=re.escape("digits/resnet8-digits/dpf-0.9'")):
+        report.build(out, tmp_path, EPOCHS)
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"format": "dcil record 1"}', None])
+def test_a_damaged_record_is_named_in_one_line(trained, tiny_table, tmp_path, damage):
+    out = tmp_path / "results"
+    shutil.copytree(trained, out)
+    path = Run(DPF, 1, out).record
+    if damage is None:  # an epoch is missing
+        raw = json.loads(path.read_text())
+        raw["epochs"]["top1"].pop()
+        damage = json.dumps(raw)
+    path.write_text(damage)
+    with pytest.raises(UserError) as caught:
+        report.build(out, tmp_path, EPOCHS)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "results.md").exists()
+
+
+def test_the_command_trains_and_reports(tiny_table, tmp_path, capsys):
+    words = ["tiny", "--cells", "dpf", "--epochs", "1", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)]
+    assert main([*words, "--report", "--tidy"]) == 0
+    assert main(words) == 0
+    assert "1 of 1 runs are recorded" in capsys.readouterr().out
+    assert (tmp_path / "trial-1" / "docs" / "results.html").exists()
+    assert not list(tmp_path.glob("digits")) and not list((tmp_path / "trial-1" / "runs").rglob("*.safetensors"))
+
+
+# -- what the repository says ----------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_of_the_repository_is_made_from_its_records(tmp_path):
+    report.build(ROOT / "results", tmp_path)
+    assert (tmp_path / "results.md").read_text() == (ROOT / "docs" / "results.md").read_text()
+
+
+def test_the_readmes_table_is_of_the_records():
+    ours = Ours(records.read_all(ROOT / "results"))
+    methods = {"dense": "dense", "DPF": "dpf", "DCIL": "dcil", "DCIL without KL": "dcil"}
+    rows = re.findall(
+        r"^\| ([\w ]+) \| (–|\d+ %) \| (\d) \| (.+?) \| .+? \| (.+?) \| (.+?) \|$",
+        (ROOT / "README.md").read_text(),
+        re.M,
+    )
+    assert len(rows) == 7
+    for name, sparsity, n, last, best, std in rows:
+        share = 0.0 if sparsity == "–" else int(sparsity.split()[0]) / 100
+        cell = Cell("cifar10", "resnet20", methods[name], share, kl="without" not in name)
+        values = [
+            ours.values(cell, "top-1", "last"),
+            ours.values(cell, "top-1", "best"),
+            ours.values(cell, "std", "last"),
+        ]
+        assert len(values[0]) == int(n)
+        assert spread(values[0]) == last
+        assert [f"{statistics.fmean(v):.2f}" for v in values[1:]] == [best, std]

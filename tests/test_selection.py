@@ -1,0 +1,111 @@
+"""Exact counts, the tie rule, and the ranking across layers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from dcil import DPF, Filter, Weight
+from dcil.method import StepContext
+from dcil.selection import changes, keep_largest, radix_select
+from dcil.weight import Layer
+
+shapes = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(lambda s: (s[0], *s[1:]) if len(s) > 1 else (s[0], 1))
+fractions = st.floats(0, 1, exclude_max=True)
+
+
+def layer(values: torch.Tensor, **where) -> Layer:
+    return Layer("w", nn.Parameter(values), torch.ones_like(values, dtype=torch.bool), **where)
+
+
+def masks_for(layers, sparsity, granularity):
+    """The masks that a magnitude method makes of these layers, once it has reached its target."""
+    method = DPF(sparsity=sparsity, steps=1, granularity=granularity)
+    method.update(StepContext(layers, 1, None, {}, nn.Module()))
+    return [one.mask for one in layers]
+
+
+@given(scores=st.lists(st.integers(0, 5), min_size=1, max_size=60), data=st.data())
+def test_keep_largest_is_the_stable_sort(scores, data):
+    """Few distinct values, so nearly everything ties: the reference is a stable sort, first of equals kept."""
+    pruned = data.draw(st.integers(0, len(scores)))
+    kept = keep_largest(torch.tensor(scores, dtype=torch.float), pruned)
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+    assert kept.nonzero().flatten().tolist() == sorted(order[: len(scores) - pruned])
+
+
+@given(
+    scores=st.lists(st.floats(width=32, allow_nan=False) | st.sampled_from([0.0, -0.0, 1.0]), min_size=1, max_size=60),
+    data=st.data(),
+)
+def test_radix_select_finds_the_kth_smallest(scores, data):
+    """Any float32: negative ones, both zeros, subnormal and infinite ones."""
+    k = data.draw(st.integers(1, len(scores)))
+    values = torch.tensor(scores, dtype=torch.float32)
+    assert float(radix_select(values, k)) == float(values.kthvalue(k).values)
+
+
+@given(shapes=st.lists(shapes, min_size=1, max_size=5), sparsity=fractions, seed=st.integers(0, 99))
+def test_weights_exact_count_and_kept_beat_dropped(shapes, sparsity, seed):
+    torch.manual_seed(seed)
+    layers = [layer(torch.randn(shape)) for shape in shapes]
+    masks = masks_for(layers, sparsity, Weight())
+    n = sum(math.prod(shape) for shape in shapes)
+    assert sum(int((~mask).sum()) for mask in masks) == math.floor(sparsity * n)
+    assert [m.shape for m in masks] == [torch.Size(s) for s in shapes]
+    assert all(mask.dtype == torch.bool for mask in masks)
+    values = torch.cat([x.weight.detach().abs().flatten() for x in layers])
+    flat = torch.cat([mask.flatten() for mask in masks])
+    if flat.any() and not flat.all():
+        assert values[flat].min() >= values[~flat].max()
+
+
+@given(shapes=st.lists(shapes, min_size=1, max_size=5), sparsity=fractions, constant=st.booleans())
+def test_filters_exact_count_and_whole(shapes, sparsity, constant):
+    layers = [layer(torch.ones(shape) if constant else torch.randn(shape)) for shape in shapes]
+    masks = masks_for(layers, sparsity, Filter())
+    rows = [mask.reshape(mask.shape[0], -1) for mask in masks]
+    assert all(torch.equal(row.any(1), row.all(1)) for row in rows)
+    dead = sum(int((~row.any(1)).sum()) for row in rows)
+    assert dead == math.floor(sparsity * sum(shape[0] for shape in shapes))
+
+
+def test_filters_are_ranked_across_layers_by_mean_square():
+    # Sums would keep the long, weak filters; the mean keeps the short, strong ones.
+    long, short = torch.full((2, 100), 0.5), torch.tensor([[1.0, 1.0], [0.1, 0.1]])
+    masks = masks_for([layer(long), layer(short)], 0.5, Filter())
+    assert masks[0][:, 0].tolist() == [True, False]
+    assert masks[1][:, 0].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_filters_of_a_transposed_convolution_are_its_outputs(groups):
+    conv = nn.ConvTranspose2d(4, 6, 3, groups=groups, bias=False)
+    with torch.no_grad():
+        conv.weight.copy_(torch.randn_like(conv.weight))
+    one = layer(conv.weight.detach().clone(), transposed=True, conv_groups=groups)
+    assert torch.equal(one.fold(one.rows(one.weight)), one.weight)
+    (mask,) = masks_for([one], 0.5, Filter())
+    with torch.no_grad():
+        conv.weight.mul_(mask)
+    out = conv(torch.randn(1, 4, 5, 5))
+    assert int((out.abs().amax((0, 2, 3)) == 0).sum()) == 3
+
+
+def test_memory_format_does_not_change_the_order():
+    values = torch.ones(3, 4, 2, 2)
+    (plain,) = masks_for([layer(values)], 0.5, Weight())
+    (last,) = masks_for([layer(values.to(memory_format=torch.channels_last))], 0.5, Weight())
+    assert torch.equal(plain, last)
+    assert plain.flatten().tolist() == [True] * 24 + [False] * 24
+
+
+def test_changes_counts_revived_and_dropped():
+    old = [torch.tensor([True, True, False]), torch.tensor([False])]
+    new = [torch.tensor([True, False, True]), torch.tensor([True])]
+    assert changes(old, new).tolist() == [2, 1]
