@@ -108,12 +108,12 @@ def test_different_classes_are_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("break_it", "reason"),
     [
-        (lambda folder: (folder / "train").rename(folder / "training"), "train is not there"),
-        (lambda folder: (folder / "val").rename(folder / "valid"), "val is not there"),
+        (lambda folder: (folder / "train").rename(folder / "training"), "train does not exist"),
+        (lambda folder: (folder / "val").rename(folder / "valid"), "val does not exist"),
         (lambda folder: [p.unlink() for p in (folder / "val" / "bee").iterdir()], "val has no images of bee"),
         (
             lambda folder: [p.rename(folder / p.name) for p in (folder / "train").iterdir()],
-            "train has no folders in it",
+            "train has no class folders",
         ),
     ],
 )
@@ -210,16 +210,16 @@ def reference_box(width: int, height: int, random: np.random.Generator) -> tuple
 def test_crops_equal_the_reference(size: tuple[int, int]) -> None:
     for seed in range(50):
         ours, theirs = (np.random.default_rng(seed) for _ in range(2))
-        left, top, width, height = box = decode.random_box(*size, ours)
+        left, top, width, height = box = decode.random_crop_box(*size, ours)
         assert box == reference_box(*size, theirs)
         assert left >= 0 and top >= 0 and left + width <= size[0] and top + height <= size[1]
 
 
 def test_crops_that_never_fit_take_the_centre() -> None:
     never = np.random.default_rng(0)
-    assert decode.random_box(1000, 10, never) == (493, 0, 13, 10)
-    assert decode.random_box(10, 1000, never) == (0, 493, 10, 13)
-    assert decode.centre_box(40, 40) == (0, 0, 40, 40)
+    assert decode.random_crop_box(1000, 10, never) == (493, 0, 13, 10)
+    assert decode.random_crop_box(10, 1000, never) == (0, 493, 10, 13)
+    assert decode.center_crop_box(40, 40) == (0, 0, 40, 40)
 
 
 def test_train_pixels_equal_crop_resize_flip(folder: Path) -> None:
@@ -258,7 +258,7 @@ def test_gray_and_transparent_images_become_rgb(folder: Path) -> None:
 
 def test_settings_that_cannot_work(folder: Path) -> None:
     dataset = tiny(folder)
-    with pytest.raises(UserError, match="resized to 10"):
+    with pytest.raises(UserError, match="resize \\(10\\), got 11"):
         replace(dataset, crop=11)
     with pytest.raises(UserError, match="worker"):
         replace(dataset, workers=-1)

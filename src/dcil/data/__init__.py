@@ -1,4 +1,4 @@
-"""The data sets by name."""
+"""Load the data sets by name."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ DATASETS: dict[str, Callable[[Path, Fetch | None], ImageData]] = {
 
 
 def names() -> list[str]:
+    """Return the names that `load` takes."""
     return list(DATASETS)
 
 
 def load(name: str, data_dir: Path, download: bool = True) -> ImageData:
-    """The data set `name`; files are looked for below `data_dir` and downloaded there when missing and allowed."""
+    """Load the data set `name` from below `data_dir`; with `download`, missing files are downloaded to there."""
     if name not in DATASETS:
         raise errors.unknown("dataset", name, DATASETS)
     return DATASETS[name](Path(data_dir), fetch if download else None)

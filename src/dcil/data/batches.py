@@ -1,4 +1,4 @@
-"""What training asks of any data set, and what every loader needs: its share of each batch and normalised pixels."""
+"""Define the interface of data sets and loaders, the sharding of batches and the normalisation of pixels."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Batches(Protocol):
-    """A loader. An epoch's batches depend on (seed, epoch) and on nothing that happened before."""
+    """Iterate over the batches of a data set; those of an epoch depend on (seed, epoch) and nothing else."""
 
     @property
     def steps(self) -> int:
-        """Optimizer steps in an epoch, which is global batches; the last one may be smaller."""
+        """Return the optimizer steps of an epoch, that is its global batches; the last one may be smaller."""
 
     @property
     def device(self) -> torch.device: ...
 
     def train(self, epoch: int) -> Iterator[Batch]:
-        """The training images once, augmented, in a random order."""
+        """Yield every training image once, augmented, in a random order."""
 
     def test(self) -> Iterator[Batch]:
-        """The test images as they are, in their own order."""
+        """Yield the test images, not augmented, in the order of the data set."""
 
 
 class ImageData(Protocol):
-    """A data set, wherever its images are kept."""
+    """Describe a data set and build its loaders, whether images are in memory or in files."""
 
     @property
     def name(self) -> str: ...
@@ -44,18 +44,18 @@ class ImageData(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of one training image."""
+        """Return channels, height and width of a training image."""
 
     @property
     def train_size(self) -> int: ...
 
     def loader(self, batch: int, device: torch.device | str, seed: int, rank: int = 0, world: int = 1) -> Batches:
-        """`batch` counts the images of all `world` processes together; this one gets those at rank::world of each."""
+        """Build the loader of process `rank` of `world`; `batch` is the size of the global batch."""
 
 
 @dataclass(frozen=True)
-class Share:
-    """One process's part: of every global batch of `batch` images those at positions rank, rank + world, …"""
+class Shard:
+    """Select the images of one process: of every global batch those at positions rank, rank + world, …"""
 
     batch: int
     rank: int = 0
@@ -63,28 +63,29 @@ class Share:
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise UserError(f"the batch size must be at least 1, not {self.batch}")
+            raise UserError(f"the batch size must be >= 1, got {self.batch}")
         if not 0 <= self.rank < self.world:
-            raise UserError(f"rank {self.rank} is not one of {self.world} processes, which count from 0")
+            raise UserError(f"rank must be >= 0 and below the number of processes ({self.world}), got {self.rank}")
         if self.batch < self.world:
-            raise UserError(f"a batch of {self.batch} does not give each of {self.world} processes an image")
+            raise UserError(f"batch must be >= the number of processes ({self.world}), got {self.batch}")
 
     def steps(self, images: int) -> int:
+        """Return the number of global batches of so many images."""
         return math.ceil(images / self.batch)
 
     def slices(self, images: int) -> Iterator[slice]:
-        """One slice of range(images) per global batch; it is empty where the last batch has no image for this rank."""
+        """Yield a slice of range(images) per global batch, empty where the last batch has no image for this rank."""
         for start in range(0, images, self.batch):
             yield slice(start + self.rank, start + self.batch, self.world)
 
 
 class Normalize:
-    """uint8 (N, H, W, C) -> float32 (N, C, H, W) in channels_last memory order: (p / 255 - mean) / std."""
+    """Map uint8 (N, H, W, C) to float32 (N, C, H, W) in channels_last order: (p / 255 - mean) / std."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
-        spread = torch.tensor(std, device=device)
-        self.scale = 1 / (255 * spread)
-        self.shift = -torch.tensor(mean, device=device) / spread
+        deviation = torch.tensor(std, device=device)
+        self.scale = 1 / (255 * deviation)
+        self.shift = -torch.tensor(mean, device=device) / deviation
 
     def __call__(self, pixels: Tensor) -> Tensor:
         return pixels.float().mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)

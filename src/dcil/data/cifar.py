@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100 in the binary layout their authors publish.
+"""Read CIFAR-10 and CIFAR-100 in the binary layout that their authors publish.
 
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; https://www.cs.toronto.edu/~kriz/cifar.html.
-A file is a row of records: one label byte (CIFAR-100: coarse, then fine), then the red, green and blue planes.
+A file is a sequence of records: one label byte (CIFAR-100: coarse, then fine), then the red, green and blue planes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class File:
-    """`digest` is the sha256 over the sorted sha256 digests of the records (see `read`)."""
+    """Name a file and its content: `digest` is the SHA-256 over the sorted SHA-256 digests of its records."""
 
     name: str
     records: int
@@ -37,7 +37,7 @@ class File:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the files of a data set lie, what must be in them, and where they come from."""
+    """Describe a data set: its folder, the archive it comes from, and the content of its files."""
 
     name: str
     folder: str
@@ -85,31 +85,31 @@ CIFAR100 = Source(
 
 
 def load(source: Source, data_dir: Path, fetch: download.Fetch | None = download.fetch) -> Dataset:
-    """The data set below `data_dir`, every file checked; what is missing comes through `fetch` (None: not at all)."""
+    """Read the data set below `data_dir` and check every file; `fetch` downloads missing ones (None: an error)."""
     if data_dir.exists() and not data_dir.is_dir():
-        raise UserError(f"{data_dir} is not a folder: data sets are looked for in one")
+        raise UserError(f"the data directory must be a folder, got the file {data_dir}; choose another with --data-dir")
     folder = data_dir / source.folder
     missing = [file for file in source.train + source.test if not (folder / file.name).is_file()]
     if missing:
-        _obtain(source, missing, data_dir, fetch)
+        _download(source, missing, data_dir, fetch)
     train, test = (_split(source, files, folder) for files in (source.train, source.test))
     return Dataset(source.name, train, test, source.classes, source.mean, source.std, pad=4, flip=True)
 
 
 def read(path: Path, file: File, size: int) -> npt.NDArray[np.uint8]:
-    """The checked records of one file, each `size` bytes, sorted by their sha256.
+    """Read and check the records of one file, each `size` bytes, sorted by their SHA-256.
 
     Copies of CIFAR-100 exist in more than one record order. The check accepts every order, and sorting makes a seed
     give the same training run from every copy.
     """
     expected, found = file.records * size, path.stat().st_size
     if found != expected:
-        raise UserError(f"{path}: {found} bytes found, {expected} expected; delete it to download it again")
+        raise UserError(f"{path} must have {expected} bytes, found {found}; delete it to download it again")
     records = np.fromfile(path, np.uint8).reshape(file.records, size)
     digests = [sha256(record.data).digest() for record in records]
     order = sorted(range(file.records), key=digests.__getitem__)
     if sha256(b"".join(digests[i] for i in order)).hexdigest() != file.digest:
-        raise UserError(f"{path}: the content is not the published one; delete it to download it again")
+        raise UserError(f"{path} must have the published content, found another; delete it to download it again")
     return records[order]
 
 
@@ -120,12 +120,12 @@ def _split(source: Source, files: tuple[File, ...], folder: Path) -> Split:
     return Split(images, records[:, source.label_bytes - 1].long())
 
 
-def _obtain(source: Source, missing: list[File], data_dir: Path, fetch: download.Fetch | None) -> None:
-    """Download the archive and move the missing files into place, each one whole or not at all."""
+def _download(source: Source, missing: list[File], data_dir: Path, fetch: download.Fetch | None) -> None:
+    """Download the archive and move the missing files into place, each by an atomic rename."""
     folder = data_dir / source.folder
     where = f"put {', '.join(file.name for file in missing)} from {source.url} into {folder}"
     if fetch is None:
-        raise UserError(f"{source.name} is not complete: {where}")
+        raise UserError(f"{source.name} lacks files and downloads are off: {where}")
     try:
         with TemporaryDirectory() as scratch:
             archive = fetch(source.url, source.archive_hash, Path(scratch))

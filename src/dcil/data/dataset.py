@@ -1,4 +1,4 @@
-"""A data set held in memory: whole tensors and the few facts that training needs about them."""
+"""Hold a data set in memory: its tensors, statistics and augmentation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dcil.data.loader import Loader
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """`images` are uint8 of shape (N, C, H, W) on the scale 0..255, `labels` int64 of shape (N,)."""
+    """Hold uint8 `images` of shape (N, C, H, W), 0 to 255, and int64 `labels` of shape (N,)."""
 
     images: Tensor
     labels: Tensor
@@ -23,7 +23,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training and a test split; `mean` and `std` are per channel, of the training images on the scale 0..1.
+    """Hold a training and a test split; `mean` and `std` are per channel, of training pixels scaled to 0..1.
 
     Augmentation is a random crop after zero-padding by `pad` pixels and, where `flip`, a random horizontal flip.
     """
@@ -39,7 +39,7 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of one image."""
+        """Return channels, height and width of an image."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
 

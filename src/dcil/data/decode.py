@@ -1,4 +1,4 @@
-"""An image file as the pixels that a network sees: read, cropped and resized the way ImageNet is trained on.
+"""Decode image files, and crop and resize them as is usual for ImageNet.
 
 Training: Szegedy et al., "Going Deeper with Convolutions", 2015 (a crop of random area and shape, then a flip).
 Testing: Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks", 2012 (the centre).
@@ -31,6 +31,7 @@ TRIES = 10
 
 
 def require_pillow() -> None:
+    """Raise a UserError if Pillow is not installed."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
@@ -38,7 +39,7 @@ def require_pillow() -> None:
 
 
 def read(path: Path) -> Image:
-    """The whole image in RGB; a file that cannot be decoded is a UserError that names it."""
+    """Read an image as RGB; a file that cannot be decoded is a UserError that names it."""
     from PIL import Image
 
     try:
@@ -53,8 +54,8 @@ def read(path: Path) -> Image:
         raise UserError(f"{path}: not readable as an image ({textwrap.shorten(reason, 120)})") from error
 
 
-def random_box(width: int, height: int, random: np.random.Generator) -> Box:
-    """A part of uniform relative area and log-uniform width/height ratio; the centre where ten tries do not fit."""
+def random_crop_box(width: int, height: int, random: np.random.Generator) -> Box:
+    """Draw a box of uniform relative area and log-uniform aspect ratio; the centre if ten draws do not fit."""
     for _ in range(TRIES):
         area = width * height * random.uniform(*SCALE)
         ratio = math.exp(random.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
@@ -62,28 +63,28 @@ def random_box(width: int, height: int, random: np.random.Generator) -> Box:
         if 0 < w <= width and 0 < h <= height:
             top, left = random.integers(height - h + 1), random.integers(width - w + 1)
             return int(left), int(top), w, h
-    return centre_box(width, height)
+    return center_crop_box(width, height)
 
 
-def centre_box(width: int, height: int) -> Box:
-    """The largest central part whose ratio is allowed."""
+def center_crop_box(width: int, height: int) -> Box:
+    """Return the largest central box whose aspect ratio is allowed."""
     w = min(width, round(height * RATIO[1]))
     h = min(height, round(width / RATIO[0]))
     return (width - w) // 2, (height - h) // 2, w, h
 
 
-def augmented(image: Image, size: int, random: np.random.Generator) -> Pixels:
-    """A random part of the image, resized to (size, size, 3) and mirrored half of the time."""
+def random_resized_crop(image: Image, size: int, random: np.random.Generator) -> Pixels:
+    """Resize a random part of the image to (size, size, 3) and flip it horizontally with probability 1/2."""
     from PIL import Image
 
-    left, top, width, height = random_box(*image.size, random)
+    left, top, width, height = random_crop_box(*image.size, random)
     part = image.crop((left, top, left + width, top + height)).resize((size, size), Image.Resampling.BILINEAR)
     pixels: Pixels = np.asarray(part)
     return pixels[:, ::-1] if random.random() < 0.5 else pixels
 
 
-def central(image: Image, resize: int, crop: int) -> Pixels:
-    """The central (crop, crop, 3) of the image resized so that its shorter side is `resize`."""
+def center_crop(image: Image, resize: int, crop: int) -> Pixels:
+    """Resize the image so that its shorter side is `resize`, and cut out the central (crop, crop, 3)."""
     from PIL import Image
 
     width, height = image.size

@@ -1,4 +1,4 @@
-"""Handwritten digits, 1797 gray images of 8x8 pixels, inside scikit-learn's package: nothing to download.
+"""Load handwritten digits, 1797 grey images of 8x8 pixels, from scikit-learn's package: nothing to download.
 
 Alpaydin & Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
 """
@@ -12,7 +12,7 @@ from dcil.data.dataset import Dataset, Split
 
 
 def load() -> Dataset:
-    """Every fifth image (index % 5 == 0) is a test image; the 17 gray levels 0..16 are spread over 0..255."""
+    """Load the digits; every fifth image (index % 5 == 0) is a test image, the 17 grey levels are scaled to 0..255."""
     from sklearn.datasets import load_digits
 
     raw = load_digits()
@@ -29,5 +29,5 @@ def load() -> Dataset:
         mean=(round(scaled.mean().item(), 4),),
         std=(round(scaled.std(correction=0).item(), 4),),
         pad=1,
-        flip=False,  # a mirrored digit is another sign, or none
+        flip=False,  # a mirrored digit is not a digit
     )

@@ -1,4 +1,4 @@
-"""Getting an archive from the network, checked, and taking only the wanted files out of it."""
+"""Download an archive, check its hash and extract named files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 Fetch = Callable[[str, str, Path], Path]
-"""(address, "algorithm:hash", folder) -> the checked file in that folder; OSError or ValueError when it fails."""
+"""(URL, "algorithm:hash", folder) -> the checked file in that folder; raises OSError or ValueError."""
 
 
 class _Bar:
-    """rich's progress bar in the shape that pooch asks for (`total`, `update`, `reset`, `close`)."""
+    """Adapt rich's progress bar to the interface that pooch calls (`total`, `update`, `reset`, `close`)."""
 
     def __init__(self, progress: Progress, title: str) -> None:
         self.progress = progress
@@ -30,7 +30,7 @@ class _Bar:
         self.progress.reset(self.task)
 
     def close(self) -> None:
-        """Nothing to do: whoever made the `Progress` ends it, also when the download fails half way."""
+        """Do nothing: the `Progress` is stopped by its context manager, also when the download fails."""
 
 
 def fetch(url: str, known_hash: str, folder: Path) -> Path:
@@ -47,7 +47,7 @@ def fetch(url: str, known_hash: str, folder: Path) -> Path:
 
 
 def extract(archive: Path, members: Iterable[str], folder: Path) -> None:
-    """Write the named members of a tar archive, and nothing else, straight into `folder`; KeyError if one is missing.
+    """Extract the named members of a tar archive, and nothing else, into `folder`; KeyError if one is missing.
 
     The name written is the last part of the name asked for, so no path inside the archive can lead out of `folder`.
     """

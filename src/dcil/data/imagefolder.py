@@ -1,6 +1,6 @@
-"""ImageNet and anything shaped like it: DATA_DIR/train/CLASS/*.jpg and DATA_DIR/val/CLASS/*.jpg.
+"""Read ImageNet, or any data in its layout: DATA_DIR/train/CLASS/*.jpg and DATA_DIR/val/CLASS/*.jpg.
 
-Images stay on the disk; worker processes decode them batch by batch, and the device normalises the bytes.
+Images stay on the disk; worker processes decode them batch by batch, and they are normalised on the device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch.utils import data as torch_data
 
 from dcil.data import decode
-from dcil.data.batches import Batch, Normalize, Share
+from dcil.data.batches import Batch, Normalize, Shard
 from dcil.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,22 +28,24 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Rows = npt.NDArray[np.int64]
-"""Which images of a split."""
+"""Indices of images in a split."""
 
 
 def usable_cpus() -> int:
-    """The CPUs this process may use, which in a container or a batch job are not all the machine has; the processes
-    that torchrun starts on a machine share them."""
+    """Return the number of CPUs this process may use.
+
+    In a container or a batch job that is fewer than the machine has, and processes started by torchrun share them.
+    """
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, found // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 @dataclass(frozen=True, eq=False)
-class Files:
-    """The image files of a split, in order of class and name.
+class ImageFiles:
+    """List the image files of a split, ordered by class and name.
 
-    Names are bytes in one array: a list of a million Python strings would be copied into every worker process, page
-    by page, as reading them touches their reference counts.
+    Names are bytes in one array: reading a list of Python strings changes their reference counts, which copies their
+    memory pages into every worker process.
     """
 
     folder: Path
@@ -59,10 +61,10 @@ class Files:
 
 @dataclass(frozen=True, eq=False)
 class ImageFolder:
-    """Training crops are `crop` pixels wide and high; test images are resized to `resize`, then cut to `crop`."""
+    """Describe a folder of images: training crops of `crop` pixels; test images resized to `resize`, cut to `crop`."""
 
-    train: Files
-    test: Files
+    train: ImageFiles
+    test: ImageFiles
     class_names: tuple[str, ...]
     crop: int = 224
     resize: int = 256
@@ -71,9 +73,9 @@ class ImageFolder:
 
     def __post_init__(self) -> None:
         if not 1 <= self.crop <= self.resize:
-            raise UserError(f"test images resized to {self.resize} pixels cannot be cut to {self.crop}")
+            raise UserError(f"crop must be from 1 to resize ({self.resize}), got {self.crop}")
         if self.workers < 0:
-            raise UserError(f"the number of worker processes must be at least 0, not {self.workers}")
+            raise UserError(f"workers must be >= 0, got {self.workers} (0 decodes in the main process)")
 
     @property
     def classes(self) -> int:
@@ -92,33 +94,33 @@ class ImageFolder:
 
 
 class FolderLoader:
-    """Batches like `Loader`'s, decoded by worker processes; their number changes the speed and nothing else."""
+    """Yield the batches of an `ImageFolder`, decoded by worker processes; their number affects the speed only."""
 
     def __init__(
         self, dataset: ImageFolder, batch: int, device: torch.device | str, seed: int, rank: int = 0, world: int = 1
     ) -> None:
-        self.share = Share(batch, rank, world)
+        self.shard = Shard(batch, rank, world)
         self.dataset, self.seed, self.device = dataset, seed, torch.device(device)
         self._normalize = Normalize(MEAN, STD, self.device)
 
     @property
     def steps(self) -> int:
-        return self.share.steps(len(self.dataset.train))
+        return self.shard.steps(len(self.dataset.train))
 
     def train(self, epoch: int) -> Iterator[Batch]:
-        """The training images once, each randomly cropped and flipped, in a random order."""
+        """Yield every training image once, randomly cropped and flipped, in a random order."""
         files = self.dataset.train
         order = _random(self.seed, epoch).permutation(len(files))
-        return self._batches(files, partial(_augmented, self.dataset.crop, self.seed, epoch), order)
+        return self._batches(files, partial(_train_pixels, self.dataset.crop, self.seed, epoch), order)
 
     def test(self) -> Iterator[Batch]:
-        """The centres of the test images in their own order."""
+        """Yield the centre crops of the test images in order."""
         files = self.dataset.test
-        transform = partial(_central, self.dataset.resize, self.dataset.crop)
+        transform = partial(_test_pixels, self.dataset.resize, self.dataset.crop)
         return self._batches(files, transform, np.arange(len(files)))
 
-    def _batches(self, files: Files, transform: Transform, order: Rows) -> Iterator[Batch]:
-        batches = [order[part] for part in self.share.slices(len(order))]
+    def _batches(self, files: ImageFiles, transform: Transform, order: Rows) -> Iterator[Batch]:
+        batches = [order[part] for part in self.shard.slices(len(order))]
         loader = torch_data.DataLoader(
             _Decoder(files, self.dataset.crop, transform),
             batch_size=None,  # the sampler gives whole batches, and so does the decoder
@@ -135,17 +137,17 @@ class FolderLoader:
 
 
 Transform = Callable[[int, "Image"], decode.Pixels]
-"""(row, image) -> pixels of shape (H, W, 3)."""
+"""(index, image) -> pixels of shape (H, W, 3)."""
 
 
 class _Decoder(torch_data.Dataset["Batch | UserError"]):
-    """Rows to uint8 images (N, H, W, 3) and labels; what runs in the worker processes."""
+    """Decode the images at given indices into uint8 (N, H, W, 3) and labels, in the worker processes."""
 
-    def __init__(self, files: Files, size: int, transform: Transform) -> None:
+    def __init__(self, files: ImageFiles, size: int, transform: Transform) -> None:
         self.files, self.size, self.transform = files, size, transform
 
     def __getitem__(self, rows: Rows) -> Batch | UserError:
-        """An error is returned, not raised: raised in a worker, it arrives with a traceback for its message."""
+        """Return the batch, or the error: one raised in a worker would arrive with a traceback as its message."""
         pixels = np.empty((len(rows), self.size, self.size, 3), np.uint8)
         try:
             for place, row in enumerate(rows.tolist()):
@@ -156,20 +158,20 @@ class _Decoder(torch_data.Dataset["Batch | UserError"]):
 
 
 def _random(seed: int, *key: int) -> np.random.Generator:
-    """A stream of its own for every seed and key (a plain tuple would not do: (1, 2) and (1, 2, 0) seed the same)."""
+    """Return an independent generator per seed and key (seeding with a tuple would make (1, 2) and (1, 2, 0) equal)."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
-def _augmented(size: int, seed: int, epoch: int, row: int, image: Image) -> decode.Pixels:
-    return decode.augmented(image, size, _random(seed, epoch, row))
+def _train_pixels(size: int, seed: int, epoch: int, row: int, image: Image) -> decode.Pixels:
+    return decode.random_resized_crop(image, size, _random(seed, epoch, row))
 
 
-def _central(resize: int, crop: int, row: int, image: Image) -> decode.Pixels:
-    return decode.central(image, resize, crop)
+def _test_pixels(resize: int, crop: int, row: int, image: Image) -> decode.Pixels:
+    return decode.center_crop(image, resize, crop)
 
 
 def load(data_dir: Path) -> ImageFolder:
-    """The images below `data_dir`/train and `data_dir`/val (or test), a class for every folder in there."""
+    """Find the images below `data_dir`/train and `data_dir`/val (or test), one class per folder."""
     decode.require_pillow()
     folder = data_dir / "train"
     held_out = next((data_dir / name for name in ("val", "test") if (data_dir / name).is_dir()), data_dir / "val")
@@ -177,18 +179,18 @@ def load(data_dir: Path) -> ImageFolder:
     lacking = {folder: test.keys() - train.keys(), held_out: train.keys() - test.keys()}
     if train.keys() != test.keys():
         differences = "; ".join(f"{where} lacks {_listing(names)}" for where, names in lacking.items() if names)
-        raise UserError(f"the training and the test images have different classes: {differences}")
+        raise UserError(f"training and test images must have the same classes: {differences}")
     return ImageFolder(_files(folder, train), _files(held_out, test), tuple(train))
 
 
 def scan(folder: Path) -> dict[str, list[str]]:
-    """Class -> names of its images relative to `folder`, both sorted; hidden files and folders do not count."""
+    """Map each class to the names of its images relative to `folder`, both sorted, hidden files left out."""
     wanted = f"put images into {folder.parent / 'train' / 'CLASS'} and {folder.parent / 'val' / 'CLASS'}"
     if not folder.is_dir():
-        raise UserError(f"{folder} is not there: {wanted}, a folder for each class")
+        raise UserError(f"{folder} does not exist: {wanted}, one folder per class")
     _, classes, _ = next(_walk(folder))
     if not classes:
-        raise UserError(f"{folder} has no folders in it: {wanted}, a folder for each class")
+        raise UserError(f"{folder} has no class folders: {wanted}, one folder per class")
     found = {name: sorted(_images(folder, name)) for name in sorted(classes)}
     if empty := [name for name, images in found.items() if not images]:
         raise UserError(f"{folder} has no images of {_listing(empty)}: {wanted} ({', '.join(SUFFIXES)})")
@@ -202,7 +204,7 @@ def _images(folder: Path, name: str) -> Iterator[str]:
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """os.walk without what is hidden, such as .ipynb_checkpoints and the ._name files that macOS leaves."""
+    """Run os.walk without hidden entries, such as .ipynb_checkpoints and the ._name files of macOS."""
     for where, folders, files in os.walk(folder, onerror=_unreadable, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield where, folders, [name for name in files if not name.startswith(".")]
@@ -212,10 +214,10 @@ def _unreadable(error: OSError) -> NoReturn:
     raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
-def _files(folder: Path, found: dict[str, list[str]]) -> Files:
+def _files(folder: Path, found: dict[str, list[str]]) -> ImageFiles:
     names = np.array([os.fsencode(image) for images in found.values() for image in images])
     labels = np.repeat(np.arange(len(found), dtype=np.int64), [len(images) for images in found.values()])
-    return Files(folder, names, labels)
+    return ImageFiles(folder, names, labels)
 
 
 def _listing(names: Collection[str], most: int = 5) -> str:

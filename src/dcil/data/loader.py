@@ -1,4 +1,4 @@
-"""Batches made where the training runs: the whole data set on the device, augmentation by one gather per batch."""
+"""Make batches on the training device: the data set is held there, augmentation is one gather per batch."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dcil.data.batches import Batch, Normalize, Share
+from dcil.data.batches import Batch, Normalize, Shard
 
 if TYPE_CHECKING:
     from dcil.data.dataset import Dataset
 
 
 class Loader:
-    """Augmented training batches and plain test batches: float32 normalised images (N, C, H, W), int64 labels (N,).
+    """Yield augmented training batches and plain test batches of a `Dataset` in memory.
 
     Pixels are kept as uint8 with the channels innermost: a pixel is then one row of a gather (1.4 times as fast as
     plane by plane on one CPU core), and the batches come out in channels_last memory order, in which ResNet-20 also
-    trains faster on a CPU. Nothing in the loops waits for the device.
+    trains faster on a CPU. The loops never synchronise with the device.
     """
 
     def __init__(
         self, dataset: Dataset, batch: int, device: torch.device | str, seed: int, rank: int = 0, world: int = 1
     ) -> None:
-        self.share = Share(batch, rank, world)
+        self.shard = Shard(batch, rank, world)
         self.batch, self.seed, self.device = batch, seed, torch.device(device)
         self.pad, self.flip = dataset.pad, dataset.flip
         self.size: tuple[int, int] = (dataset.train.images.shape[2], dataset.train.images.shape[3])
@@ -40,11 +40,11 @@ class Loader:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps in an epoch; the last batch may be smaller."""
-        return self.share.steps(len(self.labels))
+        """Return the optimizer steps of an epoch; the last batch may be smaller."""
+        return self.shard.steps(len(self.labels))
 
     def draw(self, epoch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The epoch's random choices, on the CPU: the order of the images, then a top, a left and a flip per position.
+        """Draw the random choices of an epoch, on the CPU: the order of the images; top, left and flip per position.
 
         They depend on (seed, epoch) and on nothing else, so an epoch can be replayed without those before it and is
         the same on every device.
@@ -58,13 +58,13 @@ class Loader:
         return order, top, left, flip
 
     def train(self, epoch: int) -> Iterator[Batch]:
-        """The training images once, each randomly cropped and flipped, in a random order."""
+        """Yield every training image once, randomly cropped and flipped, in a random order."""
         drawn = torch.stack(self.draw(epoch)).to(self.device)
-        for part in self.share.slices(len(self.labels)):
+        for part in self.shard.slices(len(self.labels)):
             yield self.crop(drawn[:, part])
 
     def crop(self, drawn: Tensor) -> Batch:
-        """The images and labels that a part of what ``draw`` gave, (4, N) on the device, asks for."""
+        """Crop and flip the images chosen by ``drawn``, (4, N) columns of what `draw` returned, on the device."""
         height, width = self.size
         y, x = torch.arange(height, device=self.device), torch.arange(width, device=self.device)
         order, top, left, flip = drawn
@@ -76,13 +76,14 @@ class Loader:
 
     @property
     def test_size(self) -> int:
+        """Return the number of test images."""
         return len(self._test_labels)
 
     def test(self) -> Iterator[Batch]:
-        """The test images in their own order."""
-        for part in self.share.slices(self.test_size):
+        """Yield the test images in order."""
+        for part in self.shard.slices(self.test_size):
             yield self.plain(part)
 
     def plain(self, part: slice | Tensor) -> Batch:
-        """The test images at these places."""
+        """Return the test images and labels at the given indices."""
         return self.normalize(self._test_images[part]), self._test_labels[part]

@@ -1,4 +1,4 @@
-"""The networks by name. None of them knows about pruning."""
+"""Build the networks of the paper by name: plain modules without any pruning code."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def names() -> list[str]:
-    """The names in MODELS; `build` also takes any other wrn-DEPTH-WIDTH."""
+    """Return the names in MODELS; `build` also takes any other wrn-DEPTH-WIDTH."""
     return list(MODELS)
 
 
 def build(name: str, classes: int = 10, channels: int = 3) -> nn.Module:
-    """The network `name`, freshly initialised from torch's global generator."""
+    """Build the network `name`, initialised from torch's global generator."""
     if name in MODELS:
         return MODELS[name](classes=classes, channels=channels)
     if wide := re.fullmatch(r"wrn-(\d+)-(\d+)", name):

@@ -1,7 +1,7 @@
-"""The residual blocks, shared by the CIFAR and the ImageNet networks.
+"""Residual blocks, shared by the CIFAR and the ImageNet networks.
 
-He, Zhang, Ren & Sun, "Deep Residual Learning for Image Recognition", CVPR 2016. Names follow torchvision, so that
-checkpoints move between the two libraries without renaming.
+He, Zhang, Ren & Sun, "Deep Residual Learning for Image Recognition", CVPR 2016. Module names are torchvision's, so
+that state dicts load in either library without renaming.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 
 def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the spatial size at stride 1; no bias, because a norm layer always follows."""
+    """Build a convolution that keeps the spatial size at stride 1; no bias, because a norm layer always follows."""
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
 
 def shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
-    """The projection of a block whose shape changes (He et al., option B); None stands for the identity."""
+    """Build the projection of a block whose shape changes (He et al., option B); None is the identity."""
     if stride == 1 and inputs == outputs:
         return None
     return nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions: relu(x' + F(x))."""
+    """Compute relu(x' + F(x)), F two 3x3 convolutions with batch norm, x' the shortcut."""
 
     expansion = 1
 
@@ -42,7 +42,10 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1 down, 3x3, 1x1 up to four times the width; the stride sits in the 3x3 ("v1.5", as torchvision)."""
+    """Compute relu(x' + F(x)), F a 1x1, a 3x3 and a 1x1 convolution to four times the width.
+
+    The stride is that of the 3x3 convolution ("v1.5", as in torchvision).
+    """
 
     expansion = 4
 
@@ -68,14 +71,14 @@ Block = type[BasicBlock] | type[Bottleneck]
 
 
 def stage(block: Block, inputs: int, width: int, blocks: int, stride: int) -> nn.Sequential:
-    """`blocks` blocks of one width; only the first changes the shape."""
+    """Chain `blocks` blocks of one width; only the first changes the shape."""
     first = block(inputs, width, stride)
     return nn.Sequential(first, *(block(width * block.expansion, width) for _ in range(blocks - 1)))
 
 
 def initialize(model: nn.Module) -> None:
-    """Kaiming-normal (fan out) convolutions, as every reference implementation; the rest keeps torch's own defaults."""
+    """Initialise convolutions with Kaiming-normal (fan out); everything else keeps torch's defaults."""
     for module in model.modules():
-        # A network on the meta device is a shape to load weights into: drawing nothing there imports torch's compiler.
+        # On the meta device there is nothing to draw, and the call would import torch's compiler.
         if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -9,17 +9,17 @@ from dcil.models.blocks import BasicBlock, Block, Bottleneck, conv, initialize, 
 
 
 class CifarResNet(nn.Module):
-    """Stem, three stages of `blocks` blocks each, global average, classifier."""
+    """Run a stem, three stages of `blocks` blocks each, the global average and a classifier."""
 
     def __init__(self, block: Block, blocks: int, classes: int, channels: int, width: int = 16) -> None:
         super().__init__()
-        wide = block.expansion
+        expansion = block.expansion
         self.conv1 = conv(channels, width, 3)
         self.bn1 = nn.BatchNorm2d(width)
         self.layer1 = stage(block, width, width, blocks, stride=1)
-        self.layer2 = stage(block, width * wide, 2 * width, blocks, stride=2)
-        self.layer3 = stage(block, 2 * width * wide, 4 * width, blocks, stride=2)
-        self.fc = nn.Linear(4 * width * wide, classes)
+        self.layer2 = stage(block, width * expansion, 2 * width, blocks, stride=2)
+        self.layer3 = stage(block, 2 * width * expansion, 4 * width, blocks, stride=2)
+        self.fc = nn.Linear(4 * width * expansion, classes)
         initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,14 +30,14 @@ class CifarResNet(nn.Module):
 
 
 def resnet(depth: int, classes: int = 10, channels: int = 3, width: int = 16) -> CifarResNet:
-    """The basic-block network of `depth` = 6n + 2 weight layers; projection shortcuts where the shape changes."""
+    """Build the basic-block network of `depth` = 6n + 2 weight layers, with projections where the shape changes."""
     return CifarResNet(BasicBlock, (depth - 2) // 6, classes, channels, width)
 
 
 def resnet56_bottleneck(classes: int = 10, channels: int = 3) -> CifarResNet:
-    """What the DCIL authors trained under the name ResNet-56, and most likely the DPF authors too.
+    """Build what the DCIL authors, and most likely the DPF authors, trained under the name ResNet-56.
 
-    Their rule takes the block count of the basic-block ResNet-56, (56 - 2) // 6 = 9 per stage, but builds bottlenecks:
+    Their code takes the block count of the basic-block ResNet-56, (56 - 2) // 6 = 9 per stage, but builds bottlenecks:
     83 weight layers and 853,936 convolution weights, against 850,864 in the basic-block ResNet-56.
     """
     return CifarResNet(Bottleneck, 9, classes, channels)

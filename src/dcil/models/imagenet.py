@@ -9,19 +9,19 @@ from dcil.models.blocks import BasicBlock, Block, Bottleneck, initialize, stage
 
 
 class ImageNetResNet(nn.Module):
-    """7x7 stem and max-pool, four stages of 64 to 512 channels, global average, classifier."""
+    """Run a 7x7 stem with max pooling, four stages of 64 to 512 channels, the global average and a classifier."""
 
     def __init__(self, block: Block, blocks: tuple[int, int, int, int], classes: int, channels: int) -> None:
         super().__init__()
-        wide = block.expansion
+        expansion = block.expansion
         self.conv1 = nn.Conv2d(channels, 64, 7, 2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, 2, padding=1)
         self.layer1 = stage(block, 64, 64, blocks[0], stride=1)
-        self.layer2 = stage(block, 64 * wide, 128, blocks[1], stride=2)
-        self.layer3 = stage(block, 128 * wide, 256, blocks[2], stride=2)
-        self.layer4 = stage(block, 256 * wide, 512, blocks[3], stride=2)
-        self.fc = nn.Linear(512 * wide, classes)
+        self.layer2 = stage(block, 64 * expansion, 128, blocks[1], stride=2)
+        self.layer3 = stage(block, 128 * expansion, 256, blocks[2], stride=2)
+        self.layer4 = stage(block, 256 * expansion, 512, blocks[3], stride=2)
+        self.fc = nn.Linear(512 * expansion, classes)
         initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,12 +32,15 @@ class ImageNetResNet(nn.Module):
 
 
 def resnet18(classes: int = 1000, channels: int = 3) -> ImageNetResNet:
+    """Build ResNet-18."""
     return ImageNetResNet(BasicBlock, (2, 2, 2, 2), classes, channels)
 
 
 def resnet34(classes: int = 1000, channels: int = 3) -> ImageNetResNet:
+    """Build ResNet-34."""
     return ImageNetResNet(BasicBlock, (3, 4, 6, 3), classes, channels)
 
 
 def resnet50(classes: int = 1000, channels: int = 3) -> ImageNetResNet:
+    """Build ResNet-50."""
     return ImageNetResNet(Bottleneck, (3, 4, 6, 3), classes, channels)

@@ -10,7 +10,10 @@ from dcil.models.blocks import conv, initialize
 
 
 class WideBlock(nn.Module):
-    """Pre-activation: x' + conv2(relu(bn2(conv1(relu(bn1(x)))))); a shortcut that projects also sees relu(bn1(x))."""
+    """Compute x' + conv2(relu(bn2(conv1(relu(bn1(x)))))), with pre-activation.
+
+    The shortcut x' is x or, where the shape changes, a projection of relu(bn1(x)).
+    """
 
     def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -22,10 +25,10 @@ class WideBlock(nn.Module):
         self.shortcut = None if stride == 1 and inputs == width else conv(inputs, width, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        active = torch.relu(self.bn1(x))
-        out: Tensor = self.conv2(torch.relu(self.bn2(self.conv1(active))))
-        same: Tensor = x if self.shortcut is None else self.shortcut(active)
-        return same + out
+        activated = torch.relu(self.bn1(x))
+        out: Tensor = self.conv2(torch.relu(self.bn2(self.conv1(activated))))
+        shortcut: Tensor = x if self.shortcut is None else self.shortcut(activated)
+        return shortcut + out
 
 
 def _stage(inputs: int, width: int, blocks: int, stride: int) -> nn.Sequential:
@@ -33,15 +36,15 @@ def _stage(inputs: int, width: int, blocks: int, stride: int) -> nn.Sequential:
 
 
 class WideResNet(nn.Module):
-    """WRN-`depth`-`width`: (depth - 4) / 6 blocks in each of three stages of 16, 32 and 64 times `width` channels."""
+    """Run WRN-`depth`-`width`: three stages of (depth - 4) / 6 blocks with 16, 32 and 64 times `width` channels."""
 
     def __init__(self, depth: int, width: int, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
         blocks, rest = divmod(depth - 4, 6)
         if blocks < 1 or rest:
-            raise UserError(f"wrn-{depth}-{width}: the depth must be 6n + 4 with n >= 1: 10, 16, 22, 28, 34, 40, ...")
+            raise UserError(f"wrn-{depth}-{width}: depth must be 6n + 4 with n >= 1 (10, 16, 22, 28, …), got {depth}")
         if width < 1:
-            raise UserError(f"wrn-{depth}-{width}: the width must be at least 1")
+            raise UserError(f"wrn-{depth}-{width}: width must be >= 1, got {width} (1 is 16, 32 and 64 channels)")
         self.conv1 = conv(channels, 16, 3)
         self.layer1 = _stage(16, 16 * width, blocks, stride=1)
         self.layer2 = _stage(16 * width, 32 * width, blocks, stride=2)

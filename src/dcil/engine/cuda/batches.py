@@ -32,7 +32,7 @@ class Source(Protocol):
 
 def source(loader: Batches, exact: bool) -> Source:
     """``exact``: to the last bit as the loader itself makes them."""
-    if isinstance(loader, Loader) and loader.share.world == 1:
+    if isinstance(loader, Loader) and loader.shard.world == 1:
         return OnDevice(loader, kernel=kernels.AVAILABLE and loader.device.type == "cuda" and not exact)
     return Streamed(loader)
 
