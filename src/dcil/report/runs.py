@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from dcil.errors import UserError
+from dcil.runs.damage import naming_file
 from dcil.runs.summary import Summary, summarise
 
 T = TypeVar("T")
@@ -96,12 +96,12 @@ def read(folder: Path) -> Run:
     finished = (folder / "summary.json").is_file()
     config = _object(folder / "config.json")
     epochs = _read_metrics(folder / "metrics.jsonl", finished)
-    with _blaming(folder / "config.json"):
+    with naming_file(folder / "config.json"):
         run = _from_config(folder, config, epochs)
     if not finished:
         return _from_metrics(run)
     summary = _object(folder / "summary.json")
-    with _blaming(folder / "summary.json"):
+    with naming_file(folder / "summary.json"):
         return _from_summary(run, summary)
 
 
@@ -124,19 +124,6 @@ def _shortest(path: Path, among: Sequence[Path]) -> str:
     return str(path)
 
 
-@contextmanager
-def _blaming(file: Path) -> Iterator[None]:
-    """Turn whatever is wrong with the contents of `file` into one line that names it."""
-    try:
-        yield
-    except KeyError as error:
-        raise UserError(f"{file}: field {error} is missing") from error
-    except FileNotFoundError as error:
-        raise UserError(f"{file} is missing") from error
-    except (ValueError, OSError) as error:
-        raise UserError(f"{file}: {error}") from error
-
-
 def _field(record: Mapping[str, Any], key: str, kind: type[T]) -> T:
     """`record[key]`, held to its type: whole numbers pass as floats, booleans never pass as numbers."""
     value: Any = record[key]
@@ -149,31 +136,28 @@ def _field(record: Mapping[str, Any], key: str, kind: type[T]) -> T:
 
 
 def _loads(text: str) -> dict[str, Any]:
-    try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON ({error})") from error
+    record = json.loads(text)
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
     return record
 
 
 def _object(file: Path) -> dict[str, Any]:
-    with _blaming(file):
+    with naming_file(file):
         return _loads(file.read_text(encoding="utf-8"))
 
 
 def _read_metrics(file: Path, finished: bool) -> tuple[Epoch, ...]:
     if not finished and not file.exists():
         return ()
-    with _blaming(file):
+    with naming_file(file):
         lines = file.read_text(encoding="utf-8").split("\n")
     torn = lines.pop()  # what follows the last newline: nothing, or a line that is being written at this moment
     if torn and finished:
         lines.append(torn)
     epochs: list[Epoch] = []
     for number, line in enumerate(lines, start=1):
-        with _blaming(Path(f"{file} line {number}")):
+        with naming_file(f"{file} line {number}"):
             epochs.append(_epoch(_loads(line)))
             if epochs[-1].epoch != number:
                 raise ValueError(f"epoch {epochs[-1].epoch} stands where epoch {number} should")

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from dcil.errors import UserError
 from dcil.net import SparseNet
 from dcil.runs.atomic import write_atomically, write_text
+from dcil.runs.damage import CONTENT_ERRORS, naming_file
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """The summary of a complete run, else None."""
         file = self.path / "summary.json"
-        with blaming(file):
+        with naming_file(file):
             return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
     def create(self, config: str) -> None:
@@ -53,7 +54,7 @@ class RunFolder:
         file = self.path / "config.json"
         if not file.is_file():
             raise UserError(f"{self.path} is not a run folder: it has no config.json")
-        with blaming(file):
+        with naming_file(file):
             record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             int(record["classes"]), int(record["shape"][0]), int(record["method"]["steps"])
             return record
@@ -83,7 +84,7 @@ class RunFolder:
         """The first ``epochs`` lines, or all whole ones; a line that a kill cut short is not one."""
         file = self.path / "metrics.jsonl"
         lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
-        with blaming(file):
+        with naming_file(file):
             rows: list[dict[str, Any]] = [json.loads(line) for line in lines[:epochs]]
         if epochs is not None and [row["epoch"] for row in rows] != list(range(1, epochs + 1)):
             raise UserError(f"{file} does not hold the {epochs} epochs of the checkpoint: it was altered")
@@ -121,15 +122,13 @@ class RunFolder:
         file = file or self.path / "checkpoint.safetensors"
         if not file.exists():
             return 0
-        try:
+        errors = (SafetensorError, RuntimeError, *CONTENT_ERRORS)
+        with naming_file(file, errors=errors, problem="is damaged or of another network"):
             with safe_open(file, "pt") as opened:
                 header = opened.metadata()
                 tensors: dict[str, Tensor] = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
             net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("net.")})
             epoch = int(header["epoch"])
-        except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{file} is damaged or of another network ({reason}); start the run anew") from None
         if optimizer is not None:
             restore_optimizer(optimizer, tensors)
         return epoch
@@ -154,17 +153,6 @@ class ReadOnlyRunFolder(RunFolder):
     def rewind_metrics(self, epochs: int) -> None: ...
 
     def save(self, net: SparseNet, optimizer: Optimizer, epoch: int) -> None: ...
-
-
-@contextmanager
-def blaming(file: Path) -> Iterator[None]:
-    """Whatever is wrong with the text of a file is said in one line with its name."""
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{file} is damaged ({type(error).__name__}: {error}); start the run anew") from None
 
 
 def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:

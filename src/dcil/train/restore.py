@@ -6,14 +6,15 @@ import torch
 
 from dcil import SparseNet, models
 from dcil.errors import UserError
-from dcil.runs.folder import RunFolder, blaming
+from dcil.runs.damage import naming_file
+from dcil.runs.folder import RunFolder
 from dcil.train.config import Config, from_record
 
 
 def config_of(folder: RunFolder) -> Config:
     """The config of a recorded run."""
     record = folder.record()
-    with blaming(folder.path / "config.json"):
+    with naming_file(folder.path / "config.json"):
         return from_record(record)
 
 
