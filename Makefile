@@ -1,14 +1,15 @@
 # Everything runs in .venv, which the first target that needs it sets up with pip alone.
 PYTHON ?= python3
 BIN := .venv/bin
+RUNTIME := packages/dcil-runtime
 # The networks of the tests are tiny: a process per core is faster than two threads in one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-all lint native sanitize bench clean
+.PHONY: demo test test-all lint native sanitize dist bench clean
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml $(RUNTIME)/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable $(RUNTIME) --editable '.[dev]'
 	touch $@
 
 demo: .venv/ready
@@ -31,15 +32,21 @@ test: lint
 test-all: lint sanitize
 	$(PYTEST)
 
-# The CPU runtime: rebuilt after an edit of native/, and run under the sanitizers.
+# The CPU runtime: rebuilt after an edit of $(RUNTIME)/native, and run under the sanitizers.
 native: .venv/ready
-	$(BIN)/python native/build.py
+	$(BIN)/python $(RUNTIME)/native/build.py
 
 sanitize: .venv/ready
-	$(BIN)/python native/sanitize.py
+	$(BIN)/python $(RUNTIME)/native/sanitize.py
+
+# Two wheels and two source distributions, each wheel built from its source distribution.
+dist: .venv/ready
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist $(RUNTIME)
+	$(BIN)/python -m build --no-isolation --outdir dist .
 
 bench: .venv/ready
 	$(BIN)/dcil bench step
 
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo dist

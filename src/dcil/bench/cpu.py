@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from dcil import models
 from dcil.bench.engines import DENSE, INT8, SPARSE, Make, Run
 from dcil.runs.environment import environment
-from dcil.runtime import instruction_set
 from dcil.scope import ERK, Scope, Uniform
 from dcil.weight import Layer
 
@@ -154,6 +153,8 @@ def run(
 
 def machine() -> dict[str, Any]:
     """Where the numbers come from: hardware, load, and the version of every engine that is installed."""
+    from dcil.runtime import instruction_set  # needs the extra `cpu`
+
     versions = {}
     for package in ("torch", "onnxruntime", "openvino", "deepsparse"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from dcil.export.program import quiet
-from dcil.runtime import compile_plan
 
 #: Runs the batch once and gives the output.
 Run = Callable[[], Any]
@@ -23,6 +22,8 @@ Make = Callable[[nn.Module, Tensor, int], Run]
 
 
 def ours(model: nn.Module, x: Tensor, threads: int) -> Run:
+    from dcil.runtime import compile_plan  # needs the extra `cpu`
+
     plan, images = compile_plan(model, x[:1], threads), x.numpy()
     plan.prepare(len(images))
     return lambda: plan(images)

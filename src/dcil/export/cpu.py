@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from dcil.errors import UserError
 from dcil.export.program import quiet
 from dcil.export.verify import Inputs
-from dcil.runtime import NativeMissing, PlanError, export_plan, load
 
 
 def write_cpu(model: nn.Module, inputs: Inputs, file: Path, notes: dict[str, str]) -> None:
+    from dcil.runtime import NativeMissing, PlanError, export_plan  # needs the extra `cpu`
+
     if len(inputs) != 1 or not isinstance(model(inputs[0][:1]), Tensor):
         raise UserError("a CPU plan has one input and one output")
     try:
@@ -25,6 +26,8 @@ def write_cpu(model: nn.Module, inputs: Inputs, file: Path, notes: dict[str, str
 
 
 def run_cpu(file: Path, inputs: Inputs) -> list[Tensor]:
+    from dcil.runtime import NativeMissing, PlanError, load
+
     try:
         plan = load(file, tune_seconds=0)  # tuning makes it faster, not other
         # One by one: for several at once the runtime would first try which arrangement of them is the fastest.

@@ -9,7 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dcil_runtime import NativeMissing, Network, Plan, PlanError, instruction_set, load, write
+from dcil.errors import missing_extra
+
+try:
+    from dcil_runtime import NativeMissing, Network, Plan, PlanError, instruction_set, load, write
+except ModuleNotFoundError as error:
+    raise missing_extra("dcil-runtime", "cpu") from error
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

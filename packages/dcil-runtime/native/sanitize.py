@@ -9,11 +9,12 @@ from pathlib import Path
 
 from build import HERE, build
 
-#: Few tiles: the same templates, a tenth of the compile time.
+#: FEW_TILES instantiates the same templates for few tile sizes, in a tenth of the compile time.
 FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-DFEW_TILES"]
 
 
 def main() -> int:
+    """Build and run the check once for each sanitizer named on the command line."""
     for kind in sys.argv[1:] or ["address,undefined", "thread"]:
         with tempfile.TemporaryDirectory() as folder:
             program = build(Path(folder) / "check", [*FLAGS, f"-fsanitize={kind}"], HERE / "check" / "check.cpp")

@@ -1,4 +1,8 @@
-"""Builds the native module with the package; without a compiler everything but dcil_runtime still works."""
+"""Compile the native module as a step of building the wheel.
+
+An editable install goes on without a compiler, because everything in a checkout but running a plan works without the
+native module. A wheel needs it: there it is all that counts.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).parent))
-from build import OUT, build
+from build import OUT, build, up_to_date
 
 
 class NativeHook(BuildHookInterface):
@@ -19,11 +23,14 @@ class NativeHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         try:
-            build(OUT)
+            if not up_to_date(OUT):
+                build(OUT)
         except (OSError, subprocess.CalledProcessError) as error:
-            self.app.display_warning(f"dcil without its CPU runtime: {error}")
+            if version != "editable":
+                raise
+            self.app.display_warning(f"dcil-runtime is installed without its native module: {error}")
             return
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform}"  # loaded with ctypes: one file for every Python
         build_data["pure_python"] = False
-        build_data["artifacts"].append("src/dcil_runtime/_native.so")  # ignored by git, wanted in the wheel
+        build_data["artifacts"].append("src/dcil_runtime/_native.so")  # ignored by git, needed in the wheel

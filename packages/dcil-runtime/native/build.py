@@ -1,7 +1,7 @@
-"""Build the native module with nothing but a C++17 compiler: python native/build.py.
+"""Build the native module with nothing but a C++17 compiler: python native/build.py [FILE].
 
 The kernels are compiled once per instruction set with that set's flags; everything else with the baseline's, so that
-the library loads on any CPU of the platform and chooses at run time.
+the library loads on any CPU of the platform and chooses its kernels at run time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 HERE = Path(__file__).parent
 OUT = HERE.parent / "src" / "dcil_runtime" / "_native.so"
 BASE = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
-#: Kernels add and multiply in one rounding where the CPU can, as every BLAS does.
+#: Contraction lets kernels use fused multiply-add where the CPU has it, as every BLAS does.
 KERNEL = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wno-ignored-attributes"]
 SETS = {"portable": ["-DLANES=4"], "wide": ["-DLANES=16", "-DFEW_TILES", "-O1"]}
 X86 = {
@@ -34,14 +34,21 @@ X86 = {
 
 
 def compiler() -> str:
+    """Return the C++ compiler: $CXX, or the first of the usual names."""
     found = os.environ.get("CXX") or next((c for c in ("g++", "clang++", "c++") if shutil.which(c)), None)
     if not found:
         raise FileNotFoundError("no C++ compiler: install g++ (or clang++), or set CXX")
     return found
 
 
+def up_to_date(out: Path = OUT) -> bool:
+    """Return whether ``out`` is newer than every source and than this file."""
+    sources = [*HERE.glob("*.cpp"), *HERE.glob("*.h"), Path(__file__)]
+    return out.exists() and out.stat().st_mtime >= max(file.stat().st_mtime for file in sources)
+
+
 def build(out: Path = OUT, extra: Sequence[str] = (), main: Path | None = None) -> Path:
-    """Compile everything in parallel and link ``out``, which appears whole or not at all; a program if ``main`` is."""
+    """Compile everything in parallel and link ``out`` atomically: a library, or with ``main`` a program."""
     cxx = compiler()
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     base = [*BASE, *(["-DDCIL_X86"] if x86 else [])]

@@ -6,4 +6,6 @@ from dcil_runtime.format import Network, Op, PlanError, read, write
 from dcil_runtime.native import NativeMissing, instruction_set
 from dcil_runtime.plan import Plan, load
 
+__version__ = "0.1.0"
+
 __all__ = ["NativeMissing", "Network", "Op", "Plan", "PlanError", "instruction_set", "load", "read", "write"]

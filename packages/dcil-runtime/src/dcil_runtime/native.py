@@ -43,7 +43,7 @@ def library(path: Path = LIBRARY) -> Any:
     if not path.exists():
         raise NativeMissing(
             f"the native module {path} is missing: install a C++17 compiler (Debian: apt install g++) and reinstall "
-            "dcil, or in a checkout run: make native"
+            "dcil-runtime, or in a checkout run: make native"
         )
     lib = ctypes.CDLL(str(path))
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
@@ -65,7 +65,7 @@ def library(path: Path = LIBRARY) -> Any:
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
     if lib.dcil_abi() != ABI:
-        raise NativeMissing(f"{path} was built for another version: run make native, or reinstall dcil")
+        raise NativeMissing(f"{path} was built for another version: run make native, or reinstall dcil-runtime")
     return lib
 
 
