@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from dcil.errors import UserError
-from dcil.report import build, read, read_all, summarise, table
+from dcil.report import build, read_run, read_runs, summarise, table
 
 LAYERS = [f"stage{stage}.{block}.conv.weight" for stage in range(3) for block in range(2)]
 
@@ -30,7 +30,8 @@ def make(
     dense = method == "dense"
     config = {
         "dataset": "digits", "model": "small", "seed": seed, "total_epochs": epochs, "out": str(folder),
-        "method": {"type": method.upper(), "name": method, "granularity": {"type": granularity}},
+        "classes": 10, "shape": [1, 8, 8],
+        "method": {"type": method.upper(), "name": method, "steps": 10 * epochs, "granularity": {"type": granularity}},
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     lines = [_metrics(epoch, epochs, dense, offset) for epoch in range(1, (epochs if done is None else done) + 1)]
@@ -154,7 +155,7 @@ def test_the_difference_to_dense_is_to_the_mean_of_the_finished_dense_runs(tmp_p
         make(tmp_path / "d2", "dense", 2, done=3),
         make(tmp_path / "pruned", "dpf", granularity="Filter"),
     ]
-    rows = {row.label: row for row in table.rows(read_all(folders))}
+    rows = {row.label: row for row in table.rows(read_runs(folders))}
     assert rows["pruned"].to_dense == pytest.approx(-2)
     assert rows["pruned"].method == "dpf filter"
     assert rows["d0"].to_dense is None
@@ -165,7 +166,7 @@ def test_the_difference_to_dense_is_to_the_mean_of_the_finished_dense_runs(tmp_p
 def test_no_difference_without_a_dense_run_of_the_same_model(tmp_path: Path) -> None:
     other = make(tmp_path / "dense", "dense")
     (other / "config.json").write_text((other / "config.json").read_text().replace("small", "large"))
-    assert [row.to_dense for row in table.rows(read_all([other, make(tmp_path / "a")]))] == [None, None]
+    assert [row.to_dense for row in table.rows(read_runs([other, make(tmp_path / "a")]))] == [None, None]
 
 
 def test_seeds_are_summed_up_and_nothing_else_is(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_seeds_are_summed_up_and_nothing_else_is(tmp_path: Path) -> None:
         make(tmp_path / "running", seed=2, done=3),
         make(tmp_path / "long", seed=3, epochs=7),
     ]
-    rows = table.rows(read_all(folders))
+    rows = table.rows(read_runs(folders))
     assert [row.label for row in rows] == ["s0", "s1", "again", "running", "mean ± std (2)", "dpf", "long"]
     mean = rows[4]
     assert mean.last is not None and rows[0].last is not None
@@ -190,7 +191,7 @@ def test_twelve_runs_each_have_their_own_look(tmp_path: Path) -> None:
     from dcil.report.figures import styles
 
     folders = [make(tmp_path / f"run{i}", ("dcil", "dpf", "gmp")[i % 3], seed=i) for i in range(12)]
-    runs = read_all(folders)
+    runs = read_runs(folders)
     assert len({(style.colour, style.marker or "o") for style in styles(runs).values()}) == 12
     seen = page(folders, tmp_path / "report.html")
     assert "12 runs" in seen.text
@@ -200,7 +201,7 @@ def test_twelve_runs_each_have_their_own_look(tmp_path: Path) -> None:
 
 def test_an_unfinished_run(tmp_path: Path) -> None:
     folder = make(tmp_path / "half", epochs=60, done=3)
-    run = read(folder)
+    run = read_run(folder)
     assert run.summary == summarise([epoch.top1 for epoch in run.epochs])
     assert (run.seconds, run.complete, run.kept) == (6.0, False, None)
     assert run.sparsity == pytest.approx(0.9 * 3 / 60)
@@ -213,14 +214,14 @@ def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
     folder = make(tmp_path / "new", done=0)
     assert "unfinished: epoch 0 of 6" in page([folder], tmp_path / "report.html").text
     (folder / "metrics.jsonl").unlink()
-    assert read(folder).summary is None
+    assert read_run(folder).summary is None
 
 
 def test_a_line_being_written_is_not_damage(tmp_path: Path) -> None:
     folder = make(tmp_path / "half", done=3)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 4, "st')
-    assert len(read(folder).epochs) == 3
+    assert len(read_run(folder).epochs) == 3
 
 
 def test_masks_that_never_revive_leave_one_panel_empty(tmp_path: Path) -> None:
@@ -258,7 +259,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "empty", tmp_path / "nowhere"):
         with pytest.raises(UserError, match=f"{folder} is not a run folder"):
-            read(folder)
+            read_run(folder)
     with pytest.raises(UserError, match="no run folder given"):
         build([], tmp_path / "report.html")
     with pytest.raises(UserError, match="is a folder"):
@@ -269,7 +270,7 @@ def test_a_summary_without_metrics_is_damage(tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
     (folder / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match=r"metrics\.jsonl is missing"):
-        read(folder)
+        read_run(folder)
 
 
 def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +307,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
 
 def test_runs_of_one_name_are_told_apart_and_repeats_are_dropped(tmp_path: Path) -> None:
     a, b = make(tmp_path / "a" / "run"), make(tmp_path / "b" / "run", seed=1)
-    assert [run.label for run in read_all([a, b, tmp_path / "b" / "." / "run", a])] == ["a/run", "b/run"]
+    assert [run.label for run in read_runs([a, b, tmp_path / "b" / "." / "run", a])] == ["a/run", "b/run"]
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -317,7 +318,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_the_terminal_table_has_every_cell(tmp_path: Path) -> None:
-    runs = read_all([make(tmp_path / "[red]", seed=0), make(tmp_path / "b", seed=1), make(tmp_path / "c", done=2)])
+    runs = read_runs([make(tmp_path / "[red]", seed=0), make(tmp_path / "b", seed=1), make(tmp_path / "c", done=2)])
     rows = table.rows(runs)
     console = Console(width=200, file=io.StringIO())
     console.print(table.to_rich(rows))

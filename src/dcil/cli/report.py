@@ -24,5 +24,5 @@ def main(words: Sequence[str]) -> int:
 def show(runs: Sequence[Path], out: Path) -> None:
     """Write the page, print the table."""
     report.build(runs, out)
-    Console().print(report.table.to_rich(report.table.rows(report.read_all(runs))))
+    Console().print(report.table.to_rich(report.table.rows(report.read_runs(runs))))
     say(f"report: {out}")

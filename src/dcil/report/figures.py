@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from dcil.report.runs import Run, Update
+from dcil.runs.read import MaskUpdate, RecordedRun
 
 INK = "#010203"  # drawn in this, then replaced by `currentColor`: one picture serves light and dark pages
 # Okabe and Ito's colours, less the yellow that vanishes on white; their black is the ink.
@@ -71,7 +71,7 @@ class Picture:
     key: tuple[Style, ...]
 
 
-def styles(runs: Sequence[Run]) -> dict[str, Style]:
+def styles(runs: Sequence[RecordedRun]) -> dict[str, Style]:
     """label -> style, by the order of the runs."""
     return {
         run.label: Style(run.label, COLOURS[i % len(COLOURS)], MARKERS[i // len(COLOURS) % len(MARKERS)])
@@ -79,7 +79,7 @@ def styles(runs: Sequence[Run]) -> dict[str, Style]:
     }
 
 
-def pictures(runs: Sequence[Run]) -> list[Picture]:
+def pictures(runs: Sequence[RecordedRun]) -> list[Picture]:
     """Every picture that has something to show."""
     style = styles(runs)
     started = [run for run in runs if run.epochs]
@@ -99,7 +99,7 @@ def pictures(runs: Sequence[Run]) -> list[Picture]:
     return drawn
 
 
-def accuracy(runs: Sequence[Run], style: dict[str, Style]) -> Picture:
+def accuracy(runs: Sequence[RecordedRun], style: dict[str, Style]) -> Picture:
     """Test accuracy by epoch: pruned path solid, super path dotted."""
 
     def draw(figure: Figure) -> None:
@@ -123,7 +123,7 @@ def accuracy(runs: Sequence[Run], style: dict[str, Style]) -> Picture:
     return _picture("Test accuracy by epoch", f"{caption}{dotted}", draw, 4.4, runs, style)
 
 
-def _limits(runs: Sequence[Run]) -> tuple[float, float]:
+def _limits(runs: Sequence[RecordedRun]) -> tuple[float, float]:
     """From the lowest point after the first tenth of the epochs (all start near chance) to the highest of all."""
     seen, settled = [], []
     for run in runs:
@@ -135,7 +135,7 @@ def _limits(runs: Sequence[Run]) -> tuple[float, float]:
     return max(low - room, -1.0), min(high + room, 101.0)
 
 
-def sparsity(runs: Sequence[Run], style: dict[str, Style]) -> Picture:
+def sparsity(runs: Sequence[RecordedRun], style: dict[str, Style]) -> Picture:
     """Sparsity by epoch; runs that coincide share one line, striped in their colours."""
 
     def draw(figure: Figure) -> None:
@@ -153,9 +153,9 @@ def sparsity(runs: Sequence[Run], style: dict[str, Style]) -> Picture:
     return _picture("Sparsity by epoch", caption, draw, 2.8, runs, style)
 
 
-def _coinciding(runs: Sequence[Run]) -> list[list[Run]]:
+def _coinciding(runs: Sequence[RecordedRun]) -> list[list[RecordedRun]]:
     """The runs in groups whose curves cannot be told apart as far as both go."""
-    groups: list[list[Run]] = []
+    groups: list[list[RecordedRun]] = []
     for run in sorted(runs, key=lambda run: -len(run.epochs)):  # the longest first: it is the one under the stripes
         for group in groups:
             pairs = zip(group[0].epochs, run.epochs, strict=False)  # an unfinished run is compared with its part
@@ -167,7 +167,7 @@ def _coinciding(runs: Sequence[Run]) -> list[list[Run]]:
     return groups
 
 
-def flips(runs: Sequence[Run], style: dict[str, Style], remark: str = "") -> Picture:
+def flips(runs: Sequence[RecordedRun], style: dict[str, Style], remark: str = "") -> Picture:
     """Weights revived and dropped per mask update, as shares of the prunable weights."""
 
     def draw(figure: Figure) -> None:
@@ -200,7 +200,7 @@ def _decades(axes: Axes, values: Sequence[float]) -> None:
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
-def _binned(updates: Sequence[Update], name: str) -> tuple[list[float], list[float]]:
+def _binned(updates: Sequence[MaskUpdate], name: str) -> tuple[list[float], list[float]]:
     """Steps and counts, averaged over neighbours where there are more updates than a picture can show."""
     size = -(-len(updates) // MOST_POINTS)
     bins = [updates[start : start + size] for start in range(0, len(updates), size)]
@@ -208,7 +208,7 @@ def _binned(updates: Sequence[Update], name: str) -> tuple[list[float], list[flo
     return steps, [sum(getattr(update, name) for update in part) / len(part) for part in bins]
 
 
-def layers(runs: Sequence[Run], style: dict[str, Style], remark: str = "") -> Picture:
+def layers(runs: Sequence[RecordedRun], style: dict[str, Style], remark: str = "") -> Picture:
     """Sparsity of every layer of one model: a row per layer in network order, a dot per run."""
     names = list(dict.fromkeys(name for run in runs for name in run.layers))
     row = {name: index for index, name in enumerate(names)}
@@ -242,7 +242,7 @@ def _dots(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style) -> N
         axes.plot(a, b, "o", markersize=8, markerfacecolor="none", color=style.colour, clip_on=False)
 
 
-def _epochs(run: Run) -> list[float]:
+def _epochs(run: RecordedRun) -> list[float]:
     return [epoch.epoch for epoch in run.epochs]
 
 
@@ -253,7 +253,7 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style, widt
     return line
 
 
-def _by_epoch(axes: Axes, runs: Sequence[Run], label: str) -> None:
+def _by_epoch(axes: Axes, runs: Sequence[RecordedRun], label: str) -> None:
     axes.set_xlim(0, max(len(run.epochs) for run in runs) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10], integer=True))
     axes.set_xlabel("epoch")
@@ -265,7 +265,7 @@ def _picture(
     caption: str,
     draw: Callable[[Figure], None],
     height: float,
-    runs: Sequence[Run],
+    runs: Sequence[RecordedRun],
     style: dict[str, Style],
 ) -> Picture:
     """Run `draw` on an empty figure under the house style, and keep what it drew."""

@@ -13,12 +13,12 @@ from markupsafe import Markup
 
 from dcil.errors import UserError
 from dcil.report import figures, table
-from dcil.report.runs import Run
+from dcil.runs.read import RecordedRun
 
 GLYPHS = {"s": "■", "^": "▲", "D": "◆", "v": "▼"}
 
 
-def write(runs: Sequence[Run], out: Path) -> None:
+def write(runs: Sequence[RecordedRun], out: Path) -> None:
     """Write the page to `out` by way of a file beside it, so that a reader never sees half a page."""
     out = Path(out)
     if out.is_dir():
@@ -40,7 +40,7 @@ def _replace(out: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[RecordedRun]) -> str:
     """The page as text."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["json"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
@@ -59,7 +59,7 @@ def render(runs: Sequence[Run]) -> str:
     )
 
 
-def title(runs: Sequence[Run]) -> str:
+def title(runs: Sequence[RecordedRun]) -> str:
     """What was run, if it was all the same; else how much."""
     tasks = {(run.model, run.dataset) for run in runs}
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
@@ -69,7 +69,7 @@ def title(runs: Sequence[Run]) -> str:
     return f"{model} on {dataset}: {count}"
 
 
-def notes(run: Run) -> list[str]:
+def notes(run: RecordedRun) -> list[str]:
     """What a reader of this run's numbers should know."""
     found = [f"{run.status}; its numbers are those so far"] if run.status else []
     return [*found, *run.notes]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dcil.report.runs import Run
+from dcil.runs.read import RecordedRun
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,9 +42,9 @@ class Row:
     best_spread: float | None = None
 
 
-def rows(runs: Sequence[Run]) -> list[Row]:
+def rows(runs: Sequence[RecordedRun]) -> list[Row]:
     """A row per run in the order given, runs that differ only in seed side by side and followed by their mean."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
         groups.setdefault(_experiment(run), []).append(run)
     dense = _dense_means(runs)
@@ -58,12 +58,12 @@ def rows(runs: Sequence[Run]) -> list[Row]:
     return table
 
 
-def _experiment(run: Run) -> str:
+def _experiment(run: RecordedRun) -> str:
     config = {key: value for key, value in run.config.items() if key not in NOT_THE_EXPERIMENT}
     return json.dumps(config, sort_keys=True)
 
 
-def _dense_means(runs: Sequence[Run]) -> dict[tuple[str, str], float]:
+def _dense_means(runs: Sequence[RecordedRun]) -> dict[tuple[str, str], float]:
     """(data set, model) -> mean last accuracy of its finished dense runs."""
     found: dict[tuple[str, str], list[float]] = {}
     for run in runs:
@@ -72,7 +72,7 @@ def _dense_means(runs: Sequence[Run]) -> dict[tuple[str, str], float]:
     return {key: statistics.fmean(values) for key, values in found.items()}
 
 
-def _row(run: Run, dense: dict[tuple[str, str], float]) -> Row:
+def _row(run: RecordedRun, dense: dict[tuple[str, str], float]) -> Row:
     summary = run.summary
     reference = dense.get((run.dataset, run.model))
     to_dense = None

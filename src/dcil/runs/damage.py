@@ -12,6 +12,8 @@ from dcil.errors import UserError
 #: What reading text, JSON and the fields in it raises when a file was altered or cut short.
 CONTENT_ERRORS = (ValueError, KeyError, TypeError, IndexError)
 
+ANEW = "start the run anew"
+
 
 class UnreadableFile(UserError):
     """A file is missing, cannot be read or holds something else than it should; the message names it."""
@@ -20,7 +22,7 @@ class UnreadableFile(UserError):
 @contextmanager
 def naming_file(
     file: Path | str,
-    advice: str = "start the run anew",
+    advice: str = ANEW,
     errors: tuple[type[BaseException], ...] = CONTENT_ERRORS,
     problem: str = "is damaged",
 ) -> Iterator[None]:

@@ -28,7 +28,8 @@ from torch.optim import Optimizer
 from dcil.errors import UserError
 from dcil.net import SparseNet
 from dcil.runs.atomic import write_atomically, write_text
-from dcil.runs.damage import CONTENT_ERRORS, naming_file
+from dcil.runs.damage import ANEW, CONTENT_ERRORS, naming_file
+from dcil.runs.read import read_config, read_metrics, read_summary
 
 
 @dataclass(frozen=True)
@@ -40,24 +41,16 @@ class RunFolder:
         return (self.path / "config.json").exists()
 
     def summary(self) -> dict[str, Any] | None:
-        """The summary of a complete run, else None."""
-        file = self.path / "summary.json"
-        with naming_file(file):
-            return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        """Return the summary of a complete run, else None."""
+        return read_summary(self.path)
 
     def create(self, config: str) -> None:
         """Begin a run: ``config`` is the text of config.json."""
         write_text(self.path / "config.json", config)
 
     def record(self) -> dict[str, Any]:
-        """config.json as it is: the config, the resolved method, ``classes`` and image ``shape``."""
-        file = self.path / "config.json"
-        if not file.is_file():
-            raise UserError(f"{self.path} is not a run folder: it has no config.json")
-        with naming_file(file):
-            record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            int(record["classes"]), int(record["shape"][0]), int(record["method"]["steps"])
-            return record
+        """Return config.json as it is: the config, the resolved method, ``classes`` and image ``shape``."""
+        return read_config(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -81,13 +74,11 @@ class RunFolder:
     # -- metrics: written before the checkpoint of the same epoch, so none is ever missing ---------------------------
 
     def metrics(self, epochs: int | None = None) -> list[dict[str, Any]]:
-        """The first ``epochs`` lines, or all whole ones; a line that a kill cut short is not one."""
-        file = self.path / "metrics.jsonl"
-        lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
-        with naming_file(file):
-            rows: list[dict[str, Any]] = [json.loads(line) for line in lines[:epochs]]
-        if epochs is not None and [row["epoch"] for row in rows] != list(range(1, epochs + 1)):
-            raise UserError(f"{file} does not hold the {epochs} epochs of the checkpoint: it was altered")
+        """Return the first ``epochs`` lines, or all whole ones; a line that a kill cut short is not one."""
+        rows = [dict(epoch.row) for epoch in read_metrics(self.path, epochs=epochs)]
+        if epochs is not None and len(rows) != epochs:
+            file = self.path / "metrics.jsonl"
+            raise UserError(f"{file} must hold the {epochs} epochs of the checkpoint, has {len(rows)}; {ANEW}")
         return rows
 
     def append(self, row: dict[str, Any]) -> None:
