@@ -242,13 +242,13 @@ def test_n_of_m_ties_and_limits():
         NM(4, 4)
 
 
-def test_the_method_in_the_readme_works():
+def test_the_method_in_the_documentation_works():
     """One file, as printed there, and it keeps the contract."""
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
     (code,) = re.findall(r'```python\n("""Chance.*?)```', text, flags=re.S)
     assert len(code.strip().splitlines()) <= 15
     scope: dict = {"__name__": "chance"}
-    exec(compile(code, "README.md", "exec"), scope)
+    exec(compile(code, "docs/methods.md", "exec"), scope)
     masks = []
     for granularity in (Weight(), Filter()):
         net, opt = fresh(scope["Chance"](sparsity=0.6, steps=STEPS, every=5, granularity=granularity))
