@@ -129,7 +129,7 @@ def test_missing_and_empty_folders(folder: Path, break_it, reason: str) -> None:
 def test_without_pillow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(UserError, match="pip install pillow"):
+    with pytest.raises(UserError, match=r"Pillow .* pip install 'dcil\[data\]'"):
         imagefolder.load(folder)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from dcil.errors import UserError
+from dcil.errors import UserError, missing_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,8 +34,8 @@ def require_pillow() -> None:
     """Raise a UserError if Pillow is not installed."""
     try:
         import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise UserError("reading image files needs Pillow: pip install pillow") from error
+    except ModuleNotFoundError as error:
+        raise missing_extra("Pillow", "data") from error
 
 
 def read(path: Path) -> Image:

@@ -9,12 +9,15 @@ import numpy as np
 import torch
 
 from dcil.data.dataset import Dataset, Split
+from dcil.errors import missing_extra
 
 
 def load() -> Dataset:
     """Load the digits; every fifth image (index % 5 == 0) is a test image, the 17 grey levels are scaled to 0..255."""
-    from sklearn.datasets import load_digits
-
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        raise missing_extra("scikit-learn", "data") from error
     raw = load_digits()
     images = torch.from_numpy(np.rint(raw.images * (255 / 16)).astype(np.uint8)).unsqueeze(1)
     labels = torch.from_numpy(raw.target.astype(np.int64))

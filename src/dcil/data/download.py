@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dcil.errors import missing_extra
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 Fetch = Callable[[str, str, Path], Path]
-"""(URL, "algorithm:hash", folder) -> the checked file in that folder; raises OSError or ValueError."""
+"""(URL, "algorithm:hash", folder) -> the checked file in that folder; raises OSError, or ValueError as UserError is."""
 
 
 class _Bar:
@@ -35,7 +37,10 @@ class _Bar:
 
 def fetch(url: str, known_hash: str, folder: Path) -> Path:
     """Download `url` into `folder` and check its hash."""
-    import pooch
+    try:
+        import pooch
+    except ModuleNotFoundError as error:
+        raise missing_extra("pooch", "data") from error
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 

@@ -8,13 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dcil.errors import UserError
+from dcil.errors import missing_extra
 from dcil.export.program import batch_is_free, quiet
 from dcil.export.verify import Inputs, computed, inputs_of
-
-
-def needs_extra(error: ImportError) -> UserError:
-    return UserError(f"ONNX export needs {error.name}: pip install 'dcil[onnx]'")
 
 
 def names(word: str, count: int) -> list[str]:
@@ -26,8 +22,8 @@ def write_onnx(model: nn.Module, example: Tensor | Inputs, file: Path, notes: di
     try:
         import onnx  # type: ignore[import-not-found, unused-ignore]
         import onnxscript  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
-    except ImportError as error:
-        raise needs_extra(error) from None
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or "onnx", "onnx") from None
     inputs = inputs_of(example)
     with quiet():
         program = torch.onnx.export(
@@ -51,8 +47,8 @@ def session(file: Path, threads: int = 0) -> Any:
     """An ONNX Runtime session on the CPU; 0 threads = as many as it likes."""
     try:
         import onnxruntime  # type: ignore[import-untyped, import-not-found, unused-ignore]
-    except ImportError as error:
-        raise needs_extra(error) from None
+    except ModuleNotFoundError:
+        raise missing_extra("onnxruntime", "onnx") from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
