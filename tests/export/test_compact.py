@@ -16,7 +16,7 @@ import dcil.reproduce
 from dcil import DCIL, Filter, SparseNet, models
 from dcil.errors import UserError
 from dcil.export import carry_optimizer, compact
-from dcil.runs.cost import account
+from dcil.runs.cost import measure_cost
 
 
 def live_norms(model: nn.Module) -> None:
@@ -71,7 +71,7 @@ def test_the_papers_networks_at_its_structured_sparsities(name, sparsity):
     masked = kill_globally(models.build(name, 10), sparsity)
     x = torch.randn(2, 3, *((8, 8) if name in ("wrn-28-4", "wrn-28-8") else (16, 16)))
     small = assert_same(masked, x)
-    before, after = account(masked.float(), x[:1]), account(small, x[:1])
+    before, after = measure_cost(masked.float(), x[:1]), measure_cost(small, x[:1])
     assert after.parameters < before.parameters_kept
     assert after.macs < before.macs_kept
 
@@ -91,7 +91,7 @@ def test_what_is_left_of_resnet32_is_as_predicted(sparsity):
             predicted[f"{block}.downsample.0"] = (short, stream)
         stream = second | (stream if short is None else short)
     macs = 0
-    counted = {layer.name: layer for layer in account(small.model, x).layers}
+    counted = {layer.name: layer for layer in measure_cost(small.model, x).layers}
     for name, (rows, columns) in predicted.items():
         cut = small.cuts[f"{name}.weight"]
         assert torch.equal(cut.rows, rows.nonzero()[:, 0])
@@ -102,7 +102,7 @@ def test_what_is_left_of_resnet32_is_as_predicted(sparsity):
         assert cut.extra in ((0, 1) if kernel > 1 else (0,))
         macs += counted[name].weights * (32 if "layer" not in name else 64 >> int(name[5])) ** 2
     assert counted["fc"].weights == 10 * int(stream.sum())
-    assert account(small.model, x).macs == macs + counted["fc"].weights
+    assert measure_cost(small.model, x).macs == macs + counted["fc"].weights
 
 
 @torch.no_grad()

@@ -210,7 +210,7 @@ def test_a_full_disk_is_one_line(to, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
     try:
-        with pytest.raises(UserError, match="cannot be written: File too large") as error:
+        with pytest.raises(UserError, match=r"cannot write .*: File too large") as error:
             export(model, to, tmp_path / "m", example=torch.randn(2, 4))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

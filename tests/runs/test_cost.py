@@ -4,14 +4,14 @@ import torch
 from torch import nn
 
 from dcil import models
-from dcil.runs.cost import account
+from dcil.runs.cost import measure_cost
 
 
 def test_multiply_adds_by_hand():
     net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.Flatten(), nn.Linear(4 * 6 * 6, 5))
     with torch.no_grad():
         net[0].weight[0] = 0
-    cost = account(net, torch.zeros(1, 3, 6, 6))
+    cost = measure_cost(net, torch.zeros(1, 3, 6, 6))
     conv, linear = cost.layers
     assert (conv.macs, conv.macs_kept) == (108 * 36, 81 * 36)
     assert (linear.macs, linear.macs_kept) == (720, 720)
@@ -30,7 +30,7 @@ def test_transposed_groups_and_a_layer_used_twice():
         def forward(self, x):
             return self.mix(self.mix(self.up(x)))
 
-    cost = account(Twice(), torch.zeros(1, 4, 5, 5))
+    cost = measure_cost(Twice(), torch.zeros(1, 4, 5, 5))
     up, mix = cost.layers
     assert up.macs == 4 * 3 * 4 * 25  # every weight meets every input position
     assert mix.macs == 2 * 12 * 100
@@ -38,5 +38,5 @@ def test_transposed_groups_and_a_layer_used_twice():
 
 def test_known_networks():
     """ResNet-20 on 32x32: 41 million multiply-adds with projection shortcuts; ResNet-50 at 224: 4.1 billion."""
-    assert round(account(models.build("resnet20"), torch.zeros(1, 3, 32, 32)).macs / 1e6) == 41
-    assert round(account(models.build("resnet50", 1000), torch.zeros(1, 3, 224, 224)).macs / 1e8) == 41
+    assert round(measure_cost(models.build("resnet20"), torch.zeros(1, 3, 32, 32)).macs / 1e6) == 41
+    assert round(measure_cost(models.build("resnet50", 1000), torch.zeros(1, 3, 224, 224)).macs / 1e8) == 41

@@ -113,7 +113,7 @@ def test_the_best_epoch_is_one_that_was_pruned(tmp_path):
 
 def test_two_processes_cannot_work_in_one_folder(tmp_path):
     folder = RunFolder(tmp_path / "r")
-    with folder.locked(), pytest.raises(UserError, match="another process"):
+    with folder.locked(), pytest.raises(UserError, match="one process at a time"):
         train(replace(SHORT, epochs=1, target_epoch=1), folder, Path("data"), CPU)
     assert not folder.started
 

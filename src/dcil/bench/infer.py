@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dcil.export import compact
 from dcil.export.onnx import session, write_onnx
-from dcil.runs.cost import account
+from dcil.runs.cost import measure_cost
 
 Action = Callable[[], object]
 
@@ -53,7 +53,7 @@ class Forms:
     def counts(self, shape: Sequence[int]) -> dict[str, dict[str, int]]:
         """Parameters and multiply-adds that each form really has."""
         one = torch.zeros(1, *shape)
-        costs = {name: account(model, one) for name, model in _networks(self)}
+        costs = {name: measure_cost(model, one) for name, model in _networks(self)}
         return {name: {"parameters": cost.parameters, "macs": cost.macs} for name, cost in costs.items()}
 
 

@@ -17,7 +17,7 @@ from dcil.cli.parser import Parser, device, say
 from dcil.data import Batches
 from dcil.engine.evaluate import evaluate
 from dcil.export.sparse import entropy_bound
-from dcil.runs.cost import Cost, account
+from dcil.runs.cost import Cost, measure_cost
 from dcil.train import RunFolder
 from dcil.train.restore import config_of, load_net
 
@@ -34,7 +34,7 @@ def main(words: Sequence[str]) -> int:
     net, config = load_net(folder), config_of(folder)
     shape = folder.record()["shape"]
     model = finished(folder, net)
-    cost = account(model, torch.zeros(1, *shape))
+    cost = measure_cost(model, torch.zeros(1, *shape))
     batches = data.load(config.dataset, args.data_dir).loader(256, args.device, config.seed)
     console = Console()
     if args.layers:

@@ -25,7 +25,7 @@ from dcil.cli.parser import Parser, say, whole
 from dcil.errors import UserError
 from dcil.export import BLOCKS, FORMATS, PROGRAMS, Compact, Written, check_target, check_words, compact, export
 from dcil.export.semi import coverage
-from dcil.runs.cost import Cost, account
+from dcil.runs.cost import Cost, measure_cost
 from dcil.train import RunFolder
 from dcil.train.restore import config_of, load_net
 
@@ -60,11 +60,11 @@ def main(words: Sequence[str]) -> int:
     model = finished(folder, net)
     images = torch.randn(1 if args.to == "cpu" else 2, *shape, generator=torch.Generator().manual_seed(0))
     written = export(model, args.to, args.out, notes, images, dtype=args.dtype, small=args.compact, block=args.block)
-    cost = account(model, images[:1])
+    cost = measure_cost(model, images[:1])
     small = None
     if args.to == "compact" or args.compact:
         small = compact(model, images[:1], BLOCKS[args.to] if args.block is None else args.block)
-    after = account(small.model, images[:1]) if small else None
+    after = measure_cost(small.model, images[:1]) if small else None
     show(net, cost, after, args.to, written)
     for line in remarks(model, args.to, small, after is not None and after.parameters == cost.parameters):
         say(line)

@@ -28,7 +28,7 @@ from dcil.reproduce.estimate import Estimate
 from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.session import Run, RunOptions
 from dcil.runs.environment import environment, hardware
-from dcil.runs.progress import lines
+from dcil.runs.progress import progress_lines
 from dcil.train.memory import keep_freed_memory
 from dcil.train.parallel import GPU_RUNS, Stopped, runs_at_once
 
@@ -168,7 +168,7 @@ def look_closely(args: argparse.Namespace, out: Path, budget: Budget) -> int:
         try:
             if not budget.allows(takes):
                 raise Stopped
-            iterations.look(look, place, budget, lines(shown, look.run.label, look.run.config().total_epochs))
+            iterations.look(look, place, budget, progress_lines(shown, look.run.label, look.run.config().total_epochs))
         except Stopped:
             say("the budget is spent; the same command goes on")
             return 0

@@ -24,7 +24,7 @@ from dcil.cli.train import CONFIG, add_options, base_config, check_same, overrid
 from dcil.engine import EngineSettings
 from dcil.engine.process_group import alone
 from dcil.errors import UserError, unknown
-from dcil.runs.progress import Progress, showing_many
+from dcil.runs.progress import Progress, progress_bars
 from dcil.train import Config, RunFolder, train
 from dcil.train.memory import keep_freed_memory
 from dcil.train.parallel import GPU_RUNS, Stopped, run_jobs, runs_at_once
@@ -146,7 +146,7 @@ def execute(
     def one(run: Run, show: Progress) -> None:
         train(run.config, run.folder, data_dir, device, partial(going_on, show, stop), speed, load)
 
-    with showing_many(console, [(run.name, run.config.total_epochs) for run in runs]) as shows:
+    with progress_bars(console, [(run.name, run.config.total_epochs) for run in runs]) as shows:
         jobs = {run.name: partial(one, run, show) for run, show in zip(runs, shows, strict=True)}
         return run_jobs(jobs, at_once, device, stop, console)
 

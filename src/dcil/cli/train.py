@@ -19,7 +19,7 @@ from dcil.cli import report
 from dcil.cli.parser import Parser, device, epochs, number, pair, say, whole
 from dcil.engine.settings import ENGINES, PRECISIONS, EngineSettings
 from dcil.errors import UserError, unknown
-from dcil.runs.progress import showing
+from dcil.runs.progress import progress_bar
 from dcil.train import RECIPES, Config, ProcessGroup, RunFolder
 from dcil.train import train as run_training
 from dcil.train.config import granularity_named, setting
@@ -229,7 +229,7 @@ def run_one(
 ) -> None:
     label = f"{config.method} {config.sparsity:g}" if METHODS[config.method].prunes else config.method
     try:
-        with showing(console, f"{label:12}", config.total_epochs) as progress:
+        with progress_bar(console, f"{label:12}", config.total_epochs) as progress:
             summary = run_training(config, folder, data_dir, device, progress, speed, team=team)
     except KeyboardInterrupt:
         console.print(f"[bold]stopped[/]; to go on: the same command with --resume (run: {folder.path})")

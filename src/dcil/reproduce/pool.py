@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from dcil.reproduce.session import Run, RunOptions, resume_run
-from dcil.runs.progress import lines
+from dcil.runs.progress import progress_lines
 from dcil.train.parallel import Stopped, run_jobs
 
 MARGIN = 1.25  # an epoch may take longer than the one before, and its checkpoint takes time too
@@ -58,7 +58,7 @@ class Pool:
 
     def watching(self, run: Run) -> Callable[[int, float, dict[str, Any] | None], None]:
         """The progress callback: shows, and stops the run at the end of an epoch when there is no time for another."""
-        show = lines(self.console, run.label, run.config().total_epochs)
+        show = progress_lines(self.console, run.label, run.config().total_epochs)
 
         def progress(epoch: int, part: float, row: dict[str, Any] | None) -> None:
             if not self.budget.allows(0):  # also in the middle of an epoch that takes longer than was thought

@@ -1,4 +1,4 @@
-"""Honest accounting: what a pruned network really has and does."""
+"""Count the parameters and multiply-adds of a pruned network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One Conv or Linear layer; multiply-adds are for one input."""
+    """The counts of one Conv or Linear layer; multiply-adds are for one input."""
 
     name: str
     weights: int
@@ -29,7 +29,7 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """A whole network. ``parameters`` counts everything trainable, norm layers and biases included."""
+    """The counts of a whole network. ``parameters`` counts everything trainable, norm layers and biases included."""
 
     parameters: int
     parameters_kept: int
@@ -45,8 +45,8 @@ class Cost:
 
 
 @torch.no_grad()
-def account(model: nn.Module, example: Tensor) -> Cost:
-    """Count a finalized model by running ``example`` (one input, batch 1) through it.
+def measure_cost(model: nn.Module, example: Tensor) -> Cost:
+    """Count what a finalized model keeps and computes, by running ``example`` (one input, batch 1) through it.
 
     A weight that is zero counts as pruned. Multiply-adds are those of Conv and Linear layers; norm layers, pooling
     and additions, a percent or so of the work, are not counted. A layer used twice counts twice.
@@ -70,7 +70,7 @@ def _cost(name: str, module: Any, positions: int) -> LayerCost:
 
 @contextmanager
 def _counting(model: nn.Module, positions: dict[str, int]) -> Iterator[None]:
-    """While open, every layer notes how often each of its weights is used."""
+    """Count, while open, how often each layer uses each of its weights."""
 
     def count(name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What a number was measured with: versions and hardware."""
+"""Record the versions and the hardware that a number was measured with."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import dcil
 
 
 def cpu_name() -> str:
+    """Return the name of the CPU."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -22,7 +23,7 @@ def cpu_name() -> str:
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """Versions and hardware, as strings."""
+    """Return versions and hardware, as strings."""
     found = {
         "dcil": dcil.__version__,
         "python": platform.python_version(),
@@ -38,5 +39,5 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def hardware(found: Mapping[str, str]) -> str:
-    """Of an environment, what a time depends on."""
+    """Return the part of an environment that times depend on: the GPU, or else the CPU."""
     return found.get("gpu") or found["cpu"]

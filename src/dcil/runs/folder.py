@@ -1,11 +1,11 @@
-"""The run folder: what is in it, and how it is written so that a kill at any moment leaves it resumable.
+"""Write and read a run folder. A kill at any moment leaves it resumable.
 
 config.json               the resolved configuration
 metrics.jsonl             one object per epoch
 checkpoint.safetensors    weights, private layers, masks, step and momentum; its header holds checkpoint.json
-checkpoint.json           the same header, for people
+checkpoint.json           the same header as a readable file
 model.safetensors         the finalized pruned net under the user's own keys
-summary.json              what came of it
+summary.json              the result; its presence marks the run as complete
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ from dcil.runs.read import read_config, read_metrics, read_summary
 
 @dataclass(frozen=True)
 class RunFolder:
+    """The files of one run below ``path``."""
+
     path: Path
 
     @property
     def started(self) -> bool:
+        """Whether a run was begun here."""
         return (self.path / "config.json").exists()
 
     def summary(self) -> dict[str, Any] | None:
@@ -45,7 +48,7 @@ class RunFolder:
         return read_summary(self.path)
 
     def create(self, config: str) -> None:
-        """Begin a run: ``config`` is the text of config.json."""
+        """Write config.json, whose text is ``config``: the run begins."""
         write_text(self.path / "config.json", config)
 
     def record(self) -> dict[str, Any]:
@@ -54,20 +57,20 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While open, no other process works in this folder: two would write into each other's files."""
+        """Lock the folder while open; two processes in one folder would write into each other's files."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UserError(
-                    f"another process is working in {self.path}; wait for it or choose another --out"
+                    f"one process at a time may train in {self.path}; wait for the other or choose another --out"
                 ) from None
             yield
             (self.path / ".lock").unlink(missing_ok=True)
 
     def tidy(self) -> None:
-        """Remove drafts that a kill left behind."""
+        """Remove the drafts of interrupted writes."""
         for draft in self.path.glob(".*.part"):
             draft.unlink(missing_ok=True)
 
@@ -82,34 +85,35 @@ class RunFolder:
         return rows
 
     def append(self, row: dict[str, Any]) -> None:
+        """Append the metrics of one epoch and wait until they are on disk."""
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def rewind_metrics(self, epochs: int) -> None:
-        """Drop what was written after the checkpoint."""
+        """Drop the lines after the first ``epochs``: those of epochs that the checkpoint does not have."""
         rows = self.metrics(epochs)
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def save(self, net: SparseNet, optimizer: Optimizer, epoch: int) -> None:
-        """Everything that training goes on from after ``epoch`` epochs, in one file that is replaced in one step."""
+        """Write the checkpoint after ``epoch`` epochs: all that training resumes from, replaced atomically."""
         tensors = {f"net.{key}": value for key, value in net.state_dict().items()}
         for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     tensors[f"optimizer.{index}.{key}"] = value
         header = {"epoch": str(epoch), "step": str(net.steps_done), "format": "dcil checkpoint 1"}
-        # Clones, because tied weights share memory and the format refuses that.
+        # Clones, because tied weights share memory, which the format does not allow.
         whole = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
         write_atomically(self.path / "checkpoint.safetensors", lambda draft: save_file(whole, draft, header))
         write_text(self.path / "checkpoint.json", json.dumps(header, indent=1))
 
     def restore(self, net: SparseNet, optimizer: Optimizer | None = None, file: Path | None = None) -> int:
-        """Bring ``net`` (and ``optimizer``) to the checkpoint, or to the one in ``file``; returns the epochs it has
-        seen, 0 if there is none."""
+        """Load the checkpoint, or the one in ``file``, into ``net`` and ``optimizer``; return its epochs, 0 if there
+        is none."""
         file = file or self.path / "checkpoint.safetensors"
         if not file.exists():
             return 0
@@ -126,7 +130,7 @@ class RunFolder:
 
 
 class ReadOnlyRunFolder(RunFolder):
-    """The folder as all processes of a team but the first see it: they read the checkpoint and write nothing."""
+    """The run folder as ranks other than 0 see it: they read the checkpoint and write nothing."""
 
     def create(self, config: str) -> None: ...
 
@@ -137,7 +141,7 @@ class ReadOnlyRunFolder(RunFolder):
     def tidy(self) -> None: ...
 
     def metrics(self, epochs: int | None = None) -> list[dict[str, Any]]:
-        return []  # they may be growing just now
+        return []  # rank 0 may be writing them at this moment
 
     def append(self, row: dict[str, Any]) -> None: ...
 
@@ -147,7 +151,7 @@ class ReadOnlyRunFolder(RunFolder):
 
 
 def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put the saved buffers beside their parameters, in the parameters' memory layout."""
+    """Load the saved state of every parameter, in the parameter's memory layout."""
     for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
         prefix = f"optimizer.{index}."
         for key in [k for k in tensors if k.startswith(prefix)]:

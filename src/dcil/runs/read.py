@@ -18,6 +18,7 @@ from dcil.runs.damage import ANEW, UnreadableFile, naming_file
 from dcil.runs.summary import Summary, summarise
 
 T = TypeVar("T")
+#: How an error names the type that a field must have.
 KINDS = {str: "a string", int: "a whole number", float: "a finite number", dict: "an object", list: "a list"}
 
 
