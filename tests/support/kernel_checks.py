@@ -41,7 +41,7 @@ def conv() -> None:
         short_x, short_weight, short_dy = (t.to(kind) for t in (x, weight, dy))
         close(kernels.conv.forward(short_x, short_weight), F.conv2d(x, weight, padding=1), off)
         want = torch.nn.grad.conv2d_input(x.shape, weight, dy, padding=1)
-        close(kernels.conv.backward(short_dy, short_weight), want, off)
+        close(kernels.conv.input_gradient(short_dy, short_weight), want, off)
         found = torch.full_like(short_weight, torch.nan)
         kernels.conv.weight_gradient(short_x, short_dy, found)
         close(found, torch.nn.grad.conv2d_weight(x, weight.shape, dy, padding=1), off)
@@ -53,7 +53,7 @@ def conv() -> None:
         how = {"padding": 1, "groups": groups}
         close(kernels.conv.forward(x.to(kind), weight, groups), F.conv2d(x, blocks, **how), off)
         want = torch.nn.grad.conv2d_input(x.shape, blocks, dy, **how)
-        close(kernels.conv.backward(dy.to(kind), weight, groups), want, off)
+        close(kernels.conv.input_gradient(dy.to(kind), weight, groups), want, off)
         want = torch.nn.grad.conv2d_weight(x, blocks.shape, dy, **how)
         kernels.conv.weight_gradient(x.to(kind), dy.to(kind), weight, groups)
         for g, block in enumerate(want.chunk(groups)):
@@ -76,11 +76,11 @@ def pool() -> None:
 
 def norm() -> None:
     norms(((2, 16, 9), (3, 40, 5)))
-    kernels.norm.LARGE = 0  # as if they were large
+    kernels.division.LARGE = 0  # as if they were large
     norms(((2, 16, 9), (3, 40, 5)))
     parts = torch.randn(300, 2, 40)
     want = parts.sum(0)
-    assert kernels.norm.Plan(10**6, 40).fold(parts) == 1
+    assert kernels.norm.sum_parts(parts, kernels.division.Plan(10**6, 40)) == 1
     close(parts[0], want)
     any_layout()
 
@@ -130,7 +130,7 @@ def seen() -> None:
     places = [torch.randperm(2 * n)[:n] for _ in range(2)]
     for view, index in itertools.product(kernels.views.RULES, (None, places[0])):
         got, want = torch.zeros(2 * n), torch.zeros(2 * n)
-        kernels.views.see(view, w, m, index, got)
+        kernels.views.write_view(view, w, m, index, got)
         want[torch.arange(n) if index is None else index] = view(w[:n], m)
         assert torch.equal(got, want)
     for one, two, stacked in itertools.product(kernels.views.RULES, kernels.views.RULES, (False, True)):
@@ -140,7 +140,7 @@ def seen() -> None:
         for pair in ([one, two], [one]):
             want = torch.autograd.grad([view(leaf, m) for view in pair], [leaf], back[: len(pair)])[0]
             got = torch.empty(n)
-            kernels.views.collect(list(zip(pair, gradients, indices, strict=False)), m, got)
+            kernels.views.weight_gradient(list(zip(pair, gradients, indices, strict=False)), m, got)
             assert torch.equal(got, want)
 
 

@@ -66,7 +66,7 @@ class _Conv(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, conv: Conv) -> Tensor:
         ctx.conv = conv
         ctx.save_for_backward(x)
-        ctx.groups = kernels.conv.usable(x, conv.value, conv.kind, conv.blocks) if kernels.AVAILABLE else 0
+        ctx.groups = kernels.conv.supported_groups(x, conv.value, conv.kind, conv.blocks) if kernels.AVAILABLE else 0
         if ctx.groups:
             return kernels.conv.forward(x, conv.value, ctx.groups)
         return torch.ops.aten.convolution(x, conv.value, *conv.how)  # type: ignore[no-any-return]
@@ -88,7 +88,7 @@ class _Conv(Function):
         if not ctx.needs_input_grad[0]:
             return None, None, None
         if ctx.groups:
-            return kernels.conv.backward(dy, conv.value, ctx.groups), None, None
+            return kernels.conv.input_gradient(dy, conv.value, ctx.groups), None, None
         return torch.ops.aten.convolution_backward(*args, [True, False, False])[0], None, None
 
 

@@ -103,7 +103,9 @@ class Weights:
         """The views of the weights as they are now."""
         if self.fast:
             for path, index in zip(self.paths, self.indices(), strict=True):
-                kernels.views.see(self.net.method.paths[path], self.flat.weights, self.flat.masks, index, self.values)
+                kernels.views.write_view(
+                    self.net.method.paths[path], self.flat.weights, self.flat.masks, index, self.values
+                )
         else:
             self.views = [seen(self.net, self.flat, path, self.leaf) for path in self.paths]
             self.put(self.views)
@@ -149,7 +151,7 @@ def collect(groups: Sequence[Weights], flat: Flat) -> None:
         for path, index in zip(weights.paths, weights.indices(), strict=True)
     ]
     if groups[0].fast:
-        kernels.views.collect(shares, flat.masks, gradient)
+        kernels.views.weight_gradient(shares, flat.masks, gradient)
         return
     with torch.enable_grad():
         found = [weights.gradient() for weights in groups]

@@ -1,7 +1,7 @@
 """Triton kernels, one file for each operation of the recorded step. Private to ``dcil.engine``.
 
-This is the only place that asks whether Triton is there: where ``AVAILABLE`` is False, and on the CPU, the callers
-compute the same with plain torch.
+Only this file asks whether Triton is installed: where ``AVAILABLE`` is False, and on the CPU, the callers compute the
+same with plain torch. Each kernel has pseudo-code above it; the functions that launch the kernels choose block sizes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ import importlib.util
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
 if AVAILABLE:
-    from dcil.engine.kernels import conv, crop, loss, norm, pool, select, sgd, views
+    from dcil.engine.kernels import conv, crop, division, loss, norm, pool, select, sgd, views
 
-__all__ = ["AVAILABLE", "conv", "crop", "loss", "norm", "pool", "select", "sgd", "views"]
+__all__ = ["AVAILABLE", "conv", "crop", "division", "loss", "norm", "pool", "select", "sgd", "views"]

@@ -1,151 +1,167 @@
-"""3x3 convolution of narrow images (Triton, channels innermost): an implicit matrix product, tap by tap.
+"""3x3 convolution for narrow layers: an implicit matrix product, one tap at a time (channels_last).
 
-cuDNN's kernels are made for wide layers: at 16 to 64 channels they take three times as long as reading and writing
-the images does. Stride 1 and padding 1 only; then the gradient of the input is the same product with mirrored taps.
-Stacked networks have block-diagonal weights: where they are wide, only the blocks are multiplied (GROUPS).
+cuDNN's kernels are made for wide layers: at 16 to 64 channels they take three times as long as reading and writing the
+images does. Stride 1 and padding 1 only; the gradient of the input is then the same product with mirrored taps.
+Stacked networks have block-diagonal weights: where these are wide, only the blocks are multiplied (GROUPS).
+
+A row is one pixel (image, y, x); its memory holds GROUPS * channels values.
 """
 
 from __future__ import annotations
 
 import torch
-import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
-WIDTHS = (16, 32, 64)
-#: Channels -> rows per product, parts, warps, stages.
-WEIGHT_TILES = {16: (128, 132, 4, 3), 32: (64, 132, 4, 3), 64: (64, 32, 8, 3)}
+SUPPORTED_CHANNELS = (16, 32, 64)
+MAX_PIXELS = 2**10  # per image; beyond, cuDNN is faster
+#: Channels -> rows per product, parts, warps, stages of the weight gradient.
+WEIGHT_GRADIENT_TILES = {16: (128, 132, 4, 3), 32: (64, 132, 4, 3), 64: (64, 32, 8, 3)}
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _convolve(x, weight, y, rows, step_in, step_out,  # type: ignore[no-untyped-def]
-              HEIGHT: tl.constexpr, WIDTH: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, GROUPS: tl.constexpr,
-              R: tl.constexpr, MIRRORED: tl.constexpr):  # fmt: skip
-    r, group = tl.program_id(0) * R + tl.arange(0, R), tl.program_id(1)
-    across, down = r % WIDTH, (r // WIDTH) % HEIGHT
-    i, o = tl.arange(0, IN), tl.arange(0, OUT)
-    inside = tl.where(r < rows, 0b111111111, 0)  # a bit for every tap: does it lie inside of the image?
-    inside = tl.where(down > 0, inside, inside & 0b111111000)
-    inside = tl.where(down < HEIGHT - 1, inside, inside & 0b000111111)
-    inside = tl.where(across > 0, inside, inside & 0b110110110)
-    inside = tl.where(across < WIDTH - 1, inside, inside & 0b011011011)
-    pixels_at = x + r[:, None] * (GROUPS * IN) + (group * IN + i)[None, :]
-    taps_at = weight + (group * IN + i)[:, None] * step_in + (group * OUT + o)[None, :] * step_out
-    total = tl.zeros([R, OUT], tl.float32)
+# for each pixel r and output channel o:
+#     y[r, o] = sum over the 3x3 taps t and the input channels i of  x[r + shift(t), i] * weight[o, t, i]
+# MIRRORED reads tap 8 - t, and the caller exchanges the strides of i and o: the gradient of the input.
+@triton.jit
+def _conv3x3_kernel(x_ptr, weight_ptr, y_ptr, num_rows, stride_in, stride_out,
+                    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, IN_CHANNELS: tl.constexpr, OUT_CHANNELS: tl.constexpr,
+                    GROUPS: tl.constexpr, BLOCK_ROWS: tl.constexpr, MIRRORED: tl.constexpr):  # fmt: skip
+    rows, group = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS), tl.program_id(1)
+    col, line = rows % WIDTH, (rows // WIDTH) % HEIGHT
+    in_channel, out_channel = tl.arange(0, IN_CHANNELS), tl.arange(0, OUT_CHANNELS)
+    tap_bits = tl.where(rows < num_rows, 0b111111111, 0)  # one bit per tap: set if it lies inside the image
+    tap_bits = tl.where(line > 0, tap_bits, tap_bits & 0b111111000)
+    tap_bits = tl.where(line < HEIGHT - 1, tap_bits, tap_bits & 0b000111111)
+    tap_bits = tl.where(col > 0, tap_bits, tap_bits & 0b110110110)
+    tap_bits = tl.where(col < WIDTH - 1, tap_bits, tap_bits & 0b011011011)
+    x_ptrs = x_ptr + rows[:, None] * (GROUPS * IN_CHANNELS) + (group * IN_CHANNELS + in_channel)[None, :]
+    weight_ptrs = weight_ptr + (group * IN_CHANNELS + in_channel)[:, None] * stride_in
+    weight_ptrs += (group * OUT_CHANNELS + out_channel)[None, :] * stride_out
+    total = tl.zeros([BLOCK_ROWS, OUT_CHANNELS], tl.float32)
     for tap in range(9):
-        ok = ((inside >> tap) & 1) != 0
+        mask = ((tap_bits >> tap) & 1) != 0
         shift = (tap // 3 - 1) * WIDTH + tap % 3 - 1
-        pixels = tl.load(pixels_at + shift * (GROUPS * IN), mask=ok[:, None], other=0.0)
-        taps = tl.load(taps_at + (8 - tap if MIRRORED else tap) * (GROUPS * (OUT if MIRRORED else IN)))
-        total = tl.dot(pixels, taps, total)
-    place = y + r[:, None] * (GROUPS * OUT) + (group * OUT + o)[None, :]
-    tl.store(place, total.to(y.dtype.element_ty), mask=(r < rows)[:, None])
+        pixels = tl.load(x_ptrs + shift * (GROUPS * IN_CHANNELS), mask=mask[:, None], other=0.0)
+        tap_offset = (8 - tap if MIRRORED else tap) * (GROUPS * (OUT_CHANNELS if MIRRORED else IN_CHANNELS))
+        total = tl.dot(pixels, tl.load(weight_ptrs + tap_offset), total)
+    y_ptrs = y_ptr + rows[:, None] * (GROUPS * OUT_CHANNELS) + (group * OUT_CHANNELS + out_channel)[None, :]
+    tl.store(y_ptrs, total.to(y_ptr.dtype.element_ty), mask=(rows < num_rows)[:, None])
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _weight_parts(x, dy, parts, rows, chunk,  # type: ignore[no-untyped-def]
-                  HEIGHT: tl.constexpr, WIDTH: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, GROUPS: tl.constexpr,
-                  LINES: tl.constexpr, R: tl.constexpr):  # fmt: skip
-    """dW[o, tap, i] = sum dy[., o] x[., i] over one part of the rows: one product of the gradient at three pixels side
-    by side with the images at LINES lines. Numbers of columns are powers of two, so a fourth of each is for nothing."""
-    part, base, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    a, b = tl.arange(0, 4 * OUT), tl.arange(0, LINES * IN)
-    shift, line = a // OUT - 1, base + b // IN - 1
-    total = tl.zeros([4 * OUT, LINES * IN], tl.float32)
-    begin = part * chunk
-    last = tl.minimum(rows, begin + chunk)
-    for first in range(begin, last, R):
-        r = first + tl.arange(0, R)
-        across = (r % WIDTH)[:, None] + shift[None, :]
-        down = ((r // WIDTH) % HEIGHT)[:, None] + line[None, :]
-        inside = (r < last)[:, None]
-        beside = inside & (across >= 0) & (across < WIDTH) & (shift < 2)[None, :]
-        above = inside & (down >= 0) & (down < HEIGHT) & (line < 2)[None, :]
-        gradient_at = (r[:, None] + shift[None, :]) * (GROUPS * OUT) + (group * OUT + a % OUT)[None, :]
-        pixels_at = (r[:, None] + line[None, :] * WIDTH) * (GROUPS * IN) + (group * IN + b % IN)[None, :]
-        gradient = tl.load(dy + gradient_at, mask=beside, other=0.0)
-        pixels = tl.load(x + pixels_at, mask=above, other=0.0)
-        total = tl.dot(tl.trans(gradient), pixels, total)
+# for one part of the rows:
+#     parts[part, o, t, i] = sum over the rows r of the part of  dy[r, o] * x[r + shift(t), i]
+# as one product of dy at three pixels of a line (shift -1, 0, 1) with x at NUM_LINES lines. Sizes of a product are
+# powers of two, so one of four shifts (and, with NUM_LINES = 4, one of four lines) is masked out.
+@triton.jit
+def _partial_weight_gradient_kernel(x_ptr, dy_ptr, parts_ptr, num_rows, rows_per_part,
+                                    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, IN_CHANNELS: tl.constexpr,
+                                    OUT_CHANNELS: tl.constexpr, GROUPS: tl.constexpr, NUM_LINES: tl.constexpr,
+                                    BLOCK_ROWS: tl.constexpr):  # fmt: skip
+    part, first_line, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    dy_cols, x_cols = tl.arange(0, 4 * OUT_CHANNELS), tl.arange(0, NUM_LINES * IN_CHANNELS)
+    shift, line = dy_cols // OUT_CHANNELS - 1, first_line + x_cols // IN_CHANNELS - 1
+    total = tl.zeros([4 * OUT_CHANNELS, NUM_LINES * IN_CHANNELS], tl.float32)
+    begin = part * rows_per_part
+    end = tl.minimum(num_rows, begin + rows_per_part)
+    for start in range(begin, end, BLOCK_ROWS):
+        rows = start + tl.arange(0, BLOCK_ROWS)
+        dy_x = (rows % WIDTH)[:, None] + shift[None, :]
+        x_y = ((rows // WIDTH) % HEIGHT)[:, None] + line[None, :]
+        row_mask = (rows < end)[:, None]
+        dy_mask = row_mask & (dy_x >= 0) & (dy_x < WIDTH) & (shift < 2)[None, :]
+        x_mask = row_mask & (x_y >= 0) & (x_y < HEIGHT) & (line < 2)[None, :]
+        dy_offsets = (rows[:, None] + shift[None, :]) * (GROUPS * OUT_CHANNELS)
+        dy_offsets += (group * OUT_CHANNELS + dy_cols % OUT_CHANNELS)[None, :]
+        x_offsets = (rows[:, None] + line[None, :] * WIDTH) * (GROUPS * IN_CHANNELS)
+        x_offsets += (group * IN_CHANNELS + x_cols % IN_CHANNELS)[None, :]
+        dy = tl.load(dy_ptr + dy_offsets, mask=dy_mask, other=0.0)
+        x = tl.load(x_ptr + x_offsets, mask=x_mask, other=0.0)
+        total = tl.dot(tl.trans(dy), x, total)
     # dy one pixel to the right belongs to the tap on the left.
     tap = 3 * (line[None, :] + 1) + 1 - shift[:, None]
-    row = (part * GROUPS + group) * OUT + a % OUT
-    place = parts + row[:, None] * (9 * IN) + tap * IN + (b % IN)[None, :]
-    tl.store(place, total, mask=(shift < 2)[:, None] & (line < 2)[None, :])
+    out_row = (part * GROUPS + group) * OUT_CHANNELS + dy_cols % OUT_CHANNELS
+    parts_ptrs = parts_ptr + out_row[:, None] * (9 * IN_CHANNELS) + tap * IN_CHANNELS + (x_cols % IN_CHANNELS)[None, :]
+    tl.store(parts_ptrs, total, mask=(shift < 2)[:, None] & (line < 2)[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _add_parts(parts, out, count, size, IN: tl.constexpr, GROUPS: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    at, rows = tl.program_id(0) * B + tl.arange(0, B), tl.arange(0, B)
-    total = tl.zeros([B, B], tl.float32)
-    for first in range(0, count, B):
-        part = first + rows
-        ok = (part < count)[:, None] & (at < size)[None, :]
-        total += tl.load(parts + part[:, None] * size + at[None, :], mask=ok, other=0.0)
-    group = at // (size // GROUPS)
-    place = out + at // IN * (GROUPS * IN) + group * IN + at % IN
-    tl.store(place, tl.sum(total, 0).to(out.dtype.element_ty), mask=at < size)
+# out[o, t, i] = sum over the parts of  parts[part, o, t, i]
+@triton.jit
+def _sum_parts_kernel(parts_ptr, out_ptr, num_parts, size,
+                      IN_CHANNELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr):  # fmt: skip
+    offsets, block = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE), tl.arange(0, BLOCK_SIZE)
+    total = tl.zeros([BLOCK_SIZE, BLOCK_SIZE], tl.float32)
+    for start in range(0, num_parts, BLOCK_SIZE):
+        part = start + block
+        mask = (part < num_parts)[:, None] & (offsets < size)[None, :]
+        total += tl.load(parts_ptr + part[:, None] * size + offsets[None, :], mask=mask, other=0.0)
+    group = offsets // (size // GROUPS)
+    out_ptrs = out_ptr + offsets // IN_CHANNELS * (GROUPS * IN_CHANNELS) + group * IN_CHANNELS + offsets % IN_CHANNELS
+    tl.store(out_ptrs, tl.sum(total, 0).to(out_ptr.dtype.element_ty), mask=offsets < size)
 
 
-def weight_gradient(x: Tensor, dy: Tensor, out: Tensor, groups: int = 1) -> None:
-    """Into ``out`` (O, I, 3, 3), channels_last."""
-    n, _, height, width = x.shape
-    rows, filters, channels = n * height * width, out.shape[0] // groups, out.shape[1] // groups
-    block, wanted, warps, stages = WEIGHT_TILES[max(channels, filters)]
-    lines = 4 if channels * filters <= 32 * 32 else 1  # all at once where the product fits into registers
-    chunk = block * triton.cdiv(triton.cdiv(rows, block), wanted)
-    count, size = triton.cdiv(rows, chunk), groups * filters * 9 * channels
-    parts = torch.empty(count, size, device=x.device)
-    _weight_parts[(count, 1 if lines == 4 else 3, groups)](
-        x, dy, parts, rows, chunk, HEIGHT=height, WIDTH=width, IN=channels, OUT=filters, GROUPS=groups, LINES=lines,
-        R=block, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    _add_parts[(triton.cdiv(size, 32),)](parts, out, count, size, IN=channels, GROUPS=groups, B=32, num_warps=4)
+def supported_groups(x: Tensor, weight: Tensor, options: tuple[object, ...], blocks: int) -> int:
+    """Return the number of groups these kernels compute the convolution in, 0 if they do not support it.
 
-
-def usable(x: Tensor, weight: Tensor, how: tuple[object, ...], blocks: int) -> int:
-    """In how many groups the kernels here take this case, 0 if not at all.
-
-    ``how``: stride, padding, dilation, groups; ``blocks``: on the diagonal of the weights.
+    ``options``: stride, padding, dilation, groups; ``blocks``: number of blocks on the diagonal of the weights.
     """
-    plain = how == ((1, 1), (1, 1), (1, 1), 1) and weight.shape[2:] == (3, 3)
-    small = x.shape[2] * x.shape[3] <= 2**10  # beyond, cuDNN is faster
-    if plain and small and x.is_cuda and x.dtype == torch.bfloat16:
+    plain = options == ((1, 1), (1, 1), (1, 1), 1) and weight.shape[2:] == (3, 3)
+    if plain and x.shape[2] * x.shape[3] <= MAX_PIXELS and x.is_cuda and x.dtype == torch.bfloat16:
         for groups in sorted({1, blocks}):
-            if all(side % groups == 0 and side // groups in WIDTHS for side in weight.shape[:2]):
+            if all(size % groups == 0 and size // groups in SUPPORTED_CHANNELS for size in weight.shape[:2]):
                 return groups
     return 0
 
 
 def forward(x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
-    """x (N, I, H, W), weight (O, I, 3, 3), both channels_last."""
-    out, channels = weight.shape[:2]
-    return _run(x, weight, channels // groups, out // groups, groups, mirrored=False)
+    """Convolve x (N, I, H, W) with weight (O, I, 3, 3), both channels_last."""
+    out_channels, in_channels = weight.shape[:2]
+    return _convolve(x, weight, in_channels // groups, out_channels // groups, groups, mirrored=False)
 
 
-def backward(dy: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
-    """The gradient of the input."""
-    out, channels = weight.shape[:2]
-    return _run(dy, weight, out // groups, channels // groups, groups, mirrored=True)
+def input_gradient(dy: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
+    """Return the gradient of the input from dy (N, O, H, W)."""
+    out_channels, in_channels = weight.shape[:2]
+    return _convolve(dy, weight, out_channels // groups, in_channels // groups, groups, mirrored=True)
 
 
-def _run(x: Tensor, weight: Tensor, wide_in: int, wide_out: int, groups: int, mirrored: bool) -> Tensor:
+def weight_gradient(x: Tensor, dy: Tensor, out: Tensor, groups: int = 1) -> None:
+    """Write the gradient of the weight into ``out`` (O, I, 3, 3), channels_last."""
     n, _, height, width = x.shape
-    rows, shape = n * height * width, (n, wide_out * groups, height, width)
+    num_rows, out_channels, in_channels = n * height * width, out.shape[0] // groups, out.shape[1] // groups
+    block_rows, max_parts, num_warps, num_stages = WEIGHT_GRADIENT_TILES[max(in_channels, out_channels)]
+    num_lines = 4 if in_channels * out_channels <= 32 * 32 else 1  # all at once where the product fits into registers
+    rows_per_part = block_rows * triton.cdiv(triton.cdiv(num_rows, block_rows), max_parts)
+    num_parts, size = triton.cdiv(num_rows, rows_per_part), groups * out_channels * 9 * in_channels
+    parts = torch.empty(num_parts, size, device=x.device)
+    _partial_weight_gradient_kernel[(num_parts, 1 if num_lines == 4 else 3, groups)](
+        x, dy, parts, num_rows, rows_per_part, HEIGHT=height, WIDTH=width, IN_CHANNELS=in_channels,
+        OUT_CHANNELS=out_channels, GROUPS=groups, NUM_LINES=num_lines, BLOCK_ROWS=block_rows,
+        num_warps=num_warps, num_stages=num_stages,
+    )  # fmt: skip
+    _sum_parts_kernel[(triton.cdiv(size, 32),)](
+        parts, out, num_parts, size, IN_CHANNELS=in_channels, GROUPS=groups, BLOCK_SIZE=32, num_warps=4
+    )  # fmt: skip
+
+
+def _convolve(x: Tensor, weight: Tensor, in_channels: int, out_channels: int, groups: int, mirrored: bool) -> Tensor:
+    n, _, height, width = x.shape
+    num_rows, shape = n * height * width, (n, out_channels * groups, height, width)
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    size, warps, stages = choose(rows, wide_in)
-    steps = (weight.stride(0), 1) if mirrored else (1, weight.stride(0))
-    _convolve[(triton.cdiv(rows, size), groups)](
-        x, weight, y, rows, *steps,
-        HEIGHT=height, WIDTH=width, IN=wide_in, OUT=wide_out, GROUPS=groups, R=size, MIRRORED=mirrored,
-        num_warps=warps, num_stages=stages,
+    block_rows, num_warps, num_stages = launch_options(num_rows, in_channels)
+    strides = (weight.stride(0), 1) if mirrored else (1, weight.stride(0))
+    _conv3x3_kernel[(triton.cdiv(num_rows, block_rows), groups)](
+        x, weight, y, num_rows, *strides, HEIGHT=height, WIDTH=width, IN_CHANNELS=in_channels,
+        OUT_CHANNELS=out_channels, GROUPS=groups, BLOCK_ROWS=block_rows, MIRRORED=mirrored,
+        num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     return y
 
 
-def choose(rows: int, channels: int) -> tuple[int, int, int]:
-    """Rows per program, warps, stages: the best of thirty that were tried on an H200."""
-    if rows < 2**14:
+def launch_options(num_rows: int, channels: int) -> tuple[int, int, int]:
+    """Return rows per program, warps and stages: the best of thirty combinations measured on an H200."""
+    if num_rows < 2**14:
         return 64, 4, 3
-    if channels == 32 and rows > 2**16:
+    if channels == 32 and num_rows > 2**16:
         return 256, 8, 3
     return (128, 4, 3) if channels == 16 else (128, 8, 3)

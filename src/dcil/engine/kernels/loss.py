@@ -1,5 +1,7 @@
-"""DCIL's loss and its gradient for both logits in one kernel (Triton): in a small network, the seventy small kernels of
-Eq. 4 and its backward pass would take as long as ten convolutions.
+"""Cross-entropy of two paths plus the mutual KL terms, with the gradient of both logits, in one kernel.
+
+In a small network the seventy small kernels of this loss (Eq. 4 of the DCIL paper) and its backward pass take as long
+as ten convolutions. For the logits p of one path and s of the other:
 
     d CE(p) / dp                          = softmax(p) - onehot
     d T^2 KL(s || p; T) / dp, s constant  = T (softmax(p / T) - softmax(s / T))
@@ -12,60 +14,66 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _log_softmax(z, ok):  # type: ignore[no-untyped-def]
-    z = tl.where(ok, z, float("-inf"))
-    z = z - tl.max(z, 1)[:, None]
-    return z - tl.log(tl.sum(tl.exp(z), 1))[:, None]
+@triton.jit
+def _log_softmax(logits, mask):
+    logits = tl.where(mask, logits, float("-inf"))
+    logits = logits - tl.max(logits, 1)[:, None]
+    return logits - tl.log(tl.sum(tl.exp(logits), 1))[:, None]
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _share(own, other, hit, ok, kl, temperature):  # type: ignore[no-untyped-def]
-    """Loss per image and gradient of the net with the logits ``own``."""
-    plain = _log_softmax(own, ok)
-    loss = -tl.sum(tl.where(hit, plain, 0.0), 1)
-    grad = tl.exp(plain) - tl.where(hit, 1.0, 0.0)
-    log_q, log_p = _log_softmax(own / temperature, ok), _log_softmax(other / temperature, ok)
-    teacher = tl.exp(log_p)
-    apart = tl.where(ok, teacher * (log_p - log_q), 0.0)
-    loss += kl * temperature * temperature * tl.sum(apart, 1)
-    grad += kl * temperature * (tl.exp(log_q) - teacher)
+@triton.jit
+def _path_loss(logits, teacher_logits, is_target, mask, kl, temperature):
+    """Return the loss per image and the gradient of ``logits``."""
+    log_probs = _log_softmax(logits, mask)
+    loss = -tl.sum(tl.where(is_target, log_probs, 0.0), 1)
+    grad = tl.exp(log_probs) - tl.where(is_target, 1.0, 0.0)
+    log_q, log_p = _log_softmax(logits / temperature, mask), _log_softmax(teacher_logits / temperature, mask)
+    teacher_probs = tl.exp(log_p)
+    divergence = tl.where(mask, teacher_probs * (log_p - log_q), 0.0)
+    loss += kl * temperature * temperature * tl.sum(divergence, 1)
+    grad += kl * temperature * (tl.exp(log_q) - teacher_probs)
     return loss, grad
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _dcil(p, s, target, loss, dp, ds, images, classes, kl, temperature, R: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
-    r, c = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, C)
-    rows = r < images
-    ok = rows[:, None] & (c < classes)[None, :]
-    at = r[:, None] * classes + c[None, :]
-    known = (c < classes)[None, :] & (r >= 0)[:, None]  # rows behind the last image are computed too, and dropped
-    one = tl.load(p + at, mask=ok, other=0.0).to(tl.float32)
-    two = tl.load(s + at, mask=ok, other=0.0).to(tl.float32)
-    hit = c[None, :] == tl.load(target + r, mask=rows, other=0)[:, None]
-    loss_p, grad_p = _share(one, two, hit, known, kl, temperature)
-    loss_s, grad_s = _share(two, one, hit, known, kl, temperature)
-    tl.store(loss + r, (loss_p + loss_s) / images, mask=rows)
-    tl.store(dp + at, grad_p / images, mask=ok)
-    tl.store(ds + at, grad_s / images, mask=ok)
+# for each image r:
+#     loss[r] = (CE(p[r]) + CE(s[r]) + kl T^2 (KL(s || p; T) + KL(p || s; T))) / images
+#     dp[r], ds[r] = the gradients of loss[r], each path's teacher constant
+@triton.jit
+def _dcil_loss_kernel(p_ptr, s_ptr, target_ptr, loss_ptr, dp_ptr, ds_ptr, num_rows, num_classes, kl, temperature,
+                      BLOCK_ROWS: tl.constexpr, BLOCK_CLASSES: tl.constexpr):  # fmt: skip
+    rows, classes = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_CLASSES)
+    row_mask = rows < num_rows
+    mask = row_mask[:, None] & (classes < num_classes)[None, :]
+    offsets = rows[:, None] * num_classes + classes[None, :]
+    # Rows behind the last image are computed too and not stored: a row without any class would be NaN.
+    class_mask = (classes < num_classes)[None, :] & (rows >= 0)[:, None]
+    p = tl.load(p_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    s = tl.load(s_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    is_target = classes[None, :] == tl.load(target_ptr + rows, mask=row_mask, other=0)[:, None]
+    loss_p, grad_p = _path_loss(p, s, is_target, class_mask, kl, temperature)
+    loss_s, grad_s = _path_loss(s, p, is_target, class_mask, kl, temperature)
+    tl.store(loss_ptr + rows, (loss_p + loss_s) / num_rows, mask=row_mask)
+    tl.store(dp_ptr + offsets, grad_p / num_rows, mask=mask)
+    tl.store(ds_ptr + offsets, grad_s / num_rows, mask=mask)
 
 
 class _Loss(Function):
     @staticmethod
     def forward(ctx: Any, p: Tensor, s: Tensor, target: Tensor, kl: float, temperature: float) -> Tensor:
-        images, classes = p.shape
-        wide = triton.next_power_of_2(classes)
-        rows = max(1, min(16, 4096 // wide))
-        loss = torch.empty(images, device=p.device)
-        dp, ds = torch.empty(2, images, classes, device=p.device)
-        _dcil[(triton.cdiv(images, rows),)](
-            p.contiguous(), s.contiguous(), target, loss, dp, ds, images, classes, kl, temperature, R=rows, C=wide
+        num_rows, num_classes = p.shape
+        block_classes = triton.next_power_of_2(num_classes)
+        block_rows = max(1, min(16, 4096 // block_classes))
+        loss = torch.empty(num_rows, device=p.device)
+        dp, ds = torch.empty(2, num_rows, num_classes, device=p.device)
+        _dcil_loss_kernel[(triton.cdiv(num_rows, block_rows),)](
+            p.contiguous(), s.contiguous(), target, loss, dp, ds, num_rows, num_classes, kl, temperature,
+            BLOCK_ROWS=block_rows, BLOCK_CLASSES=block_classes,
         )  # fmt: skip
         ctx.save_for_backward(dp, ds)
         ctx.dtypes = p.dtype, s.dtype
@@ -73,11 +81,11 @@ class _Loss(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        found = [(g * grad).to(dtype) for g, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)]
-        return found[0], found[1], None, None, None
+        dp, ds = ((d * grad).to(dtype) for d, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True))
+        return dp, ds, None, None, None
 
 
 def dcil_loss(p: Tensor, s: Tensor, target: Tensor, kl: float, temperature: float) -> Tensor:
-    """CE(p) + CE(s) + kl T^2 (KL(s || p; T) + KL(p || s; T)) of logits (images, classes), teachers constant."""
-    found: Tensor = _Loss.apply(p, s, target, kl, temperature)  # type: ignore[no-untyped-call]
-    return found
+    """Return CE(p) + CE(s) + kl T^2 (KL(s || p; T) + KL(p || s; T)) of logits (images, classes), teachers constant."""
+    loss: Tensor = _Loss.apply(p, s, target, kl, temperature)
+    return loss

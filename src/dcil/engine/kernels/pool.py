@@ -1,88 +1,106 @@
-"""Max pooling (Triton, channels innermost): which pixel of its window won is kept in one byte instead of eight, and
-backward every pixel asks the few windows that it lies in, so nothing has to be zeroed or added atomically."""
+"""Max pooling (channels_last) that stores the index of each window's maximum in one byte instead of eight.
+
+In the backward pass every input pixel reads the few windows that contain it, so nothing is zeroed or added atomically.
+"""
 
 from __future__ import annotations
 
 import torch
-import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
-ELEMENTS = 2048  # of a program
+BLOCK_ELEMENTS = 2048
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _pool(x, y, winner, rows, HIGH: tl.constexpr, WIDE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,  # type: ignore[no-untyped-def]
-          CHANNELS: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
-          R: tl.constexpr, C: tl.constexpr):  # fmt: skip
-    r = tl.program_id(0) * R + tl.arange(0, R)  # pixels are counted in 32 bits, their values in 64
-    c = tl.program_id(1) * C + tl.arange(0, C)
-    top, left = (r // WIDTH) % HEIGHT * STRIDE - PAD, r % WIDTH * STRIDE - PAD
-    image = r // (HEIGHT * WIDTH) * (HIGH * WIDE)
-    ok = (r < rows)[:, None] & (c < CHANNELS)[None, :]
-    best = tl.full([R, C], float("-inf"), tl.float32)
-    won = tl.zeros([R, C], tl.int32)
-    for tap in tl.static_range(K * K):
-        down, across = top + tap // K, left + tap % K
-        inside = (down >= 0) & (down < HIGH) & (across >= 0) & (across < WIDE)
-        at = (image + down * WIDE + across).to(tl.int64)[:, None] * CHANNELS + c[None, :]
-        v = tl.load(x + at, mask=ok & inside[:, None], other=float("-inf")).to(tl.float32)
-        better = (v > best) | (v != v)  # as torch: what is not a number wins
-        best = tl.where(better, v, best)
-        won = tl.where(better, tap, won)
-    at = r.to(tl.int64)[:, None] * CHANNELS + c[None, :]
-    tl.store(y + at, best.to(y.dtype.element_ty), mask=ok)
-    tl.store(winner + at, won.to(tl.uint8), mask=ok)
+@triton.jit
+def _block(num_rows, CHANNELS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr):
+    """Return this program's pixels, channels and mask; pixels are counted in 32 bits, their values in 64."""
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    channels = tl.program_id(1) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
+    return rows, channels, (rows < num_rows)[:, None] & (channels < CHANNELS)[None, :]
 
 
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _give_back(dy, winner, dx, rows, HIGH: tl.constexpr, WIDE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,  # type: ignore[no-untyped-def]
-               CHANNELS: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
-               R: tl.constexpr, C: tl.constexpr):  # fmt: skip
-    r = tl.program_id(0) * R + tl.arange(0, R)  # pixels are counted in 32 bits, their values in 64
-    c = tl.program_id(1) * C + tl.arange(0, C)
-    down, across = (r // WIDE) % HIGH + PAD, r % WIDE + PAD
-    image = r // (HIGH * WIDE) * (HEIGHT * WIDTH)
-    ok = (r < rows)[:, None] & (c < CHANNELS)[None, :]
-    total = tl.zeros([R, C], tl.float32)
-    EACH: tl.constexpr = (K + STRIDE - 1) // STRIDE  # windows that a pixel can lie in, each way
-    for window in tl.static_range(EACH * EACH):
-        y, x = down // STRIDE - window // EACH, across // STRIDE - window % EACH
-        in_y, in_x = down - y * STRIDE, across - x * STRIDE
-        inside = (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH) & (in_y < K) & (in_x < K)
-        at = (image + y * WIDTH + x).to(tl.int64)[:, None] * CHANNELS + c[None, :]
-        here = ok & inside[:, None]
-        won = tl.load(winner + at, mask=here, other=255).to(tl.int32)
-        g = tl.load(dy + at, mask=here, other=0.0).to(tl.float32)
-        total += tl.where(won == (in_y * K + in_x).to(tl.int32)[:, None], g, 0.0)
-    tl.store(dx + r.to(tl.int64)[:, None] * CHANNELS + c[None, :], total.to(dx.dtype.element_ty), mask=ok)
+# for each output pixel and channel:
+#     y = max over the window of x;  argmax = the tap (0 ... KERNEL^2 - 1) of the first maximum
+@triton.jit
+def _max_pool_kernel(x_ptr, y_ptr, argmax_ptr, num_rows, IN_HEIGHT: tl.constexpr, IN_WIDTH: tl.constexpr,
+                     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
+                     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
+                     BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr):  # fmt: skip
+    rows, channels, mask = _block(num_rows, CHANNELS, BLOCK_ROWS, BLOCK_CHANNELS)
+    top, left = (rows // OUT_WIDTH) % OUT_HEIGHT * STRIDE - PAD, rows % OUT_WIDTH * STRIDE - PAD
+    image = rows // (OUT_HEIGHT * OUT_WIDTH) * (IN_HEIGHT * IN_WIDTH)
+    best = tl.full([BLOCK_ROWS, BLOCK_CHANNELS], float("-inf"), tl.float32)
+    argmax = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], tl.int32)
+    for tap in tl.static_range(KERNEL * KERNEL):
+        line, col = top + tap // KERNEL, left + tap % KERNEL
+        inside = (line >= 0) & (line < IN_HEIGHT) & (col >= 0) & (col < IN_WIDTH)
+        offsets = (image + line * IN_WIDTH + col).to(tl.int64)[:, None] * CHANNELS + channels[None, :]
+        x = tl.load(x_ptr + offsets, mask=mask & inside[:, None], other=float("-inf")).to(tl.float32)
+        better = (x > best) | (x != x)  # as in torch, NaN is the maximum
+        best = tl.where(better, x, best)
+        argmax = tl.where(better, tap, argmax)
+    offsets = rows.to(tl.int64)[:, None] * CHANNELS + channels[None, :]
+    tl.store(y_ptr + offsets, best.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(argmax_ptr + offsets, argmax.to(tl.uint8), mask=mask)
+
+
+# for each input pixel and channel:
+#     dx = sum of dy over the windows that contain the pixel and whose argmax is this pixel
+@triton.jit
+def _max_pool_gradient_kernel(dy_ptr, argmax_ptr, dx_ptr, num_rows, IN_HEIGHT: tl.constexpr, IN_WIDTH: tl.constexpr,
+                              OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
+                              KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
+                              BLOCK_ROWS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr):  # fmt: skip
+    rows, channels, mask = _block(num_rows, CHANNELS, BLOCK_ROWS, BLOCK_CHANNELS)
+    line, col = (rows // IN_WIDTH) % IN_HEIGHT + PAD, rows % IN_WIDTH + PAD
+    image = rows // (IN_HEIGHT * IN_WIDTH) * (OUT_HEIGHT * OUT_WIDTH)
+    total = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], tl.float32)
+    WINDOWS: tl.constexpr = (KERNEL + STRIDE - 1) // STRIDE  # that can contain a pixel, in each direction
+    for window in tl.static_range(WINDOWS * WINDOWS):
+        y, x = line // STRIDE - window // WINDOWS, col // STRIDE - window % WINDOWS
+        tap_y, tap_x = line - y * STRIDE, col - x * STRIDE
+        inside = (y >= 0) & (y < OUT_HEIGHT) & (x >= 0) & (x < OUT_WIDTH) & (tap_y < KERNEL) & (tap_x < KERNEL)
+        offsets = (image + y * OUT_WIDTH + x).to(tl.int64)[:, None] * CHANNELS + channels[None, :]
+        window_mask = mask & inside[:, None]
+        argmax = tl.load(argmax_ptr + offsets, mask=window_mask, other=255).to(tl.int32)
+        dy = tl.load(dy_ptr + offsets, mask=window_mask, other=0.0).to(tl.float32)
+        total += tl.where(argmax == (tap_y * KERNEL + tap_x).to(tl.int32)[:, None], dy, 0.0)
+    offsets = rows.to(tl.int64)[:, None] * CHANNELS + channels[None, :]
+    tl.store(dx_ptr + offsets, total.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
 def forward(x: Tensor, kernel: int, stride: int, pad: int) -> tuple[Tensor, Tensor]:
-    """(maxima, number of the pixel in its window that each comes from); x is channels_last."""
-    n, channels, high, wide = x.shape
-    height, width = ((side + 2 * pad - kernel) // stride + 1 for side in (high, wide))
-    shape = (n, channels, height, width)
+    """Return the maxima and, for each, the tap of its window that it comes from; x is channels_last."""
+    n, channels, in_height, in_width = x.shape
+    height, width = ((size + 2 * pad - kernel) // stride + 1 for size in (in_height, in_width))
+    shape, num_rows = (n, channels, height, width), n * height * width
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    winner = torch.empty(shape, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
-    grid, blocks = divide(n * height * width, channels)
-    _pool[grid](x, y, winner, n * height * width, high, wide, height, width, channels, kernel, stride, pad, **blocks)
-    return y, winner
+    argmax = torch.empty(shape, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
+    grid, blocks = launch_options(num_rows, channels)
+    _max_pool_kernel[grid](
+        x, y, argmax, num_rows, in_height, in_width, height, width, channels, kernel, stride, pad, **blocks
+    )  # fmt: skip
+    return y, argmax
 
 
-def backward(dy: Tensor, winner: Tensor, size: tuple[int, int], kernel: int, stride: int, pad: int) -> Tensor:
-    """The gradient of the images of height and width ``size``."""
+def backward(dy: Tensor, argmax: Tensor, size: tuple[int, int], kernel: int, stride: int, pad: int) -> Tensor:
+    """Return the gradient of the images, whose height and width are ``size``."""
     n, channels, height, width = dy.shape
-    high, wide = size
-    dx = torch.empty(n, channels, high, wide, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
-    grid, blocks = divide(n * high * wide, channels)
-    _give_back[grid](
-        dy, winner, dx, n * high * wide, high, wide, height, width, channels, kernel, stride, pad, **blocks
-    )
+    in_height, in_width = size
+    shape, num_rows = (n, channels, in_height, in_width), n * in_height * in_width
+    dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
+    grid, blocks = launch_options(num_rows, channels)
+    _max_pool_gradient_kernel[grid](
+        dy, argmax, dx, num_rows, in_height, in_width, height, width, channels, kernel, stride, pad, **blocks
+    )  # fmt: skip
     return dx
 
 
-def divide(rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
-    c = min(64, int(triton.next_power_of_2(channels)))
-    r = ELEMENTS // c
-    return (int(triton.cdiv(rows, r)), int(triton.cdiv(channels, c))), {"R": r, "C": c, "num_warps": 4}
+def launch_options(num_rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Return the grid and the block sizes."""
+    block_channels = min(64, int(triton.next_power_of_2(channels)))
+    block_rows = BLOCK_ELEMENTS // block_channels
+    grid = int(triton.cdiv(num_rows, block_rows)), int(triton.cdiv(channels, block_channels))
+    return grid, {"BLOCK_ROWS": block_rows, "BLOCK_CHANNELS": block_channels, "num_warps": 4}

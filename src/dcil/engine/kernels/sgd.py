@@ -1,26 +1,36 @@
-"""The update of all parameters in one kernel (Triton); sgd.py has the formulas."""
+"""SGD over all parameters in one kernel; ``engine/cuda/sgd.py`` has the same formulas in torch."""
 
 from __future__ import annotations
 
-import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _update(w, g, v, minus_lr, bad, size, decay, momentum, NESTEROV: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    ok = at < tl.where(tl.load(bad) == 0, size, 0)
-    weight = tl.load(w + at, mask=ok, other=0.0)
-    d = tl.load(g + at, mask=ok, other=0.0) + decay * weight
-    if v is not None:
-        speed = tl.load(v + at, mask=ok, other=0.0) * momentum + d
-        tl.store(v + at, speed, mask=ok)
-        d = d + momentum * speed if NESTEROV else speed
-    tl.store(w + at, weight + tl.load(minus_lr) * d, mask=ok)
+BLOCK_SIZE = 1024
 
 
-def step(w: Tensor, g: Tensor, v: Tensor | None, minus_lr: Tensor, bad: Tensor, decay: float, momentum: float,
-         nesterov: bool) -> None:  # fmt: skip
-    size = w.numel()
-    _update[(triton.cdiv(size, 1024),)](w, g, v, minus_lr, bad, size, decay, momentum, NESTEROV=nesterov, B=1024)
+# if bad_step == 0:
+#     d = grad + decay * weight
+#     buffer = momentum * buffer + d
+#     weight = weight - lr * (d + momentum * buffer)     (Nesterov; else lr * buffer, or lr * d without momentum)
+@triton.jit
+def _sgd_kernel(weight_ptr, grad_ptr, buffer_ptr, minus_lr_ptr, bad_step_ptr, size, decay, momentum,
+                NESTEROV: tl.constexpr, BLOCK_SIZE: tl.constexpr):  # fmt: skip
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    mask = offsets < tl.where(tl.load(bad_step_ptr) == 0, size, 0)
+    weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0)
+    update = tl.load(grad_ptr + offsets, mask=mask, other=0.0) + decay * weight
+    if buffer_ptr is not None:
+        buffer = tl.load(buffer_ptr + offsets, mask=mask, other=0.0) * momentum + update
+        tl.store(buffer_ptr + offsets, buffer, mask=mask)
+        update = update + momentum * buffer if NESTEROV else buffer
+    tl.store(weight_ptr + offsets, weight + tl.load(minus_lr_ptr) * update, mask=mask)
+
+
+def step(weight: Tensor, grad: Tensor, buffer: Tensor | None, minus_lr: Tensor, bad_step: Tensor, decay: float,
+         momentum: float, nesterov: bool) -> None:  # fmt: skip
+    """Update ``weight`` and the momentum ``buffer`` in place, unless ``bad_step`` is not 0."""
+    size = weight.numel()
+    _sgd_kernel[(triton.cdiv(size, BLOCK_SIZE),)](
+        weight, grad, buffer, minus_lr, bad_step, size, decay, momentum, NESTEROV=nesterov, BLOCK_SIZE=BLOCK_SIZE
+    )  # fmt: skip
