@@ -26,7 +26,6 @@ from dcil.engine.cuda.flat import Flat
 from dcil.engine.cuda.graph import choose_route
 from dcil.engine.cuda.ops import Pool
 from dcil.engine.cuda.ranking import Ranking, fits
-from dcil.engine.cuda.rewrite import OwnThread
 from dcil.engine.cuda.sgd import SGD
 from dcil.errors import UserError
 from dcil.train import Config, RunFolder, Trainer, train
@@ -351,26 +350,6 @@ def test_an_update_does_not_wait_for_another_run_that_is_recording():
 class Noisy(DPF):
     def group_scores(self, layer, state):
         return torch.rand(layer.weight.numel(), generator=torch.Generator().manual_seed(self.seed))
-
-
-def test_tracing_leaves_the_modules_of_other_threads_alone():
-    """torch.fx redirects the calls of all modules while it traces; another run may be in the middle of one."""
-    other, failures, done = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), [], threading.Event()
-
-    def call() -> None:
-        try:
-            while not done.is_set():
-                assert isinstance(other(torch.ones(1, 4)), torch.Tensor)
-        except Exception as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    for _ in range(3):
-        OwnThread().trace(nn.Sequential(*(nn.Linear(4, 4) for _ in range(300))))
-    done.set()
-    thread.join()
-    assert not failures
 
 
 def test_only_one_run_at_a_time_chooses_its_way(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx import Graph, Node
 
-from dcil.tracing.tracer import Tracer, TracingError, is_torch_module, map_items
+from dcil.tracing.tracer import Tracer, TracingError, is_torch_module, map_items, named, place_of
 
 #: Far apart, so that a number that is the same at both (n // 2 at 2 and 3) does not depend on the batch.
 BATCH_SIZES = (2, 7)
@@ -32,13 +33,17 @@ def trace(
     sizes       the batch sizes that are tried; with 1 among them, a network that treats one image otherwise is refused
 
     All other nodes are ``call_function`` of ATen operators, none of which works in place, and ``get_attr`` of
-    parameters, buffers and other tensors. ``meta["shape"]`` is the shape of a result at the first size, ``meta["module"]`` the name and
-    class of the module that called the operator. Nothing is computed, and no device is used.
+    parameters, buffers and other tensors. ``meta["shape"]`` is the shape of a result at the first size,
+    ``meta["module"]`` the name and class of the module that called the operator. Nothing is computed, and no device is
+    used.
     """
     examples = (example,) if isinstance(example, Tensor) else tuple(example)
     tracers = [run(model, examples, size, training, leaf) for size in sizes]
     graph = tracers[0].graph
-    unify([tracer.graph for tracer in tracers], sizes)
+    try:
+        unify([tracer.graph for tracer in tracers], sizes)
+    except TracingError as error:
+        raise TracingError(f"{type(model).__name__} cannot be traced: {error}") from None
     for node in reversed(graph.nodes):
         if node.op in ("call_function", "get_attr") and not node.users:
             graph.erase_node(node)
@@ -69,7 +74,9 @@ def run(
         tracer.graph.output(tracer.nodes(out))
     except Exception as error:  # the network's own code runs here on tensors without data: it may raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise TracingError(f"{type(model).__name__} cannot be traced: in {tracer.place}, {reason}") from error
+        raise TracingError(
+            f"{type(model).__name__} cannot be traced: in {named(*tracer.modules[-1])}, {reason}"
+        ) from error
     return tracer
 
 
@@ -83,43 +90,49 @@ def attribute(model: nn.Module, tracer: Tracer, name: str) -> Any:
 
 
 def unify(graphs: Sequence[Graph], sizes: Sequence[int]) -> None:
-    """Write what differs between the graphs by multiples of the batch size as such into the first one."""
-    first = graphs[0]
-    whole = Unifier(first, sizes)
-    lists = [list(graph.nodes) for graph in graphs]
-    for nodes in lists[1:]:
-        if [(n.op, n.target) for n in nodes] != [(n.op, n.target) for n in lists[0]]:
-            raise TracingError("the network does not treat one image as it treats several")
-    for nodes in zip(*lists, strict=True):
-        if nodes[0].op != "placeholder":
-            nodes[0].args = whole.value([n.args for n in nodes], nodes[0])
-            nodes[0].kwargs = whole.value([n.kwargs for n in nodes], nodes[0])
+    """Write numbers that differ between the graphs by multiples of the batch size as such into the first one."""
+    first, *others = ([*graph.nodes] for graph in graphs)
+    for size, nodes in zip(sizes[1:], others, strict=True):
+        for one, other in itertools.zip_longest(first, nodes):
+            if one is None or other is None or (one.op, one.target) != (other.op, other.target):
+                calls = [f"{node.target} in {place_of(node)}" if node else "nothing" for node in (one, other)]
+                raise TracingError(
+                    f"it does not treat one batch as another: with a batch of {sizes[0]} it calls {calls[0]}, "
+                    f"where with a batch of {size} it calls {calls[1]}"
+                )
+    batch = BatchNumbers(graphs[0], sizes)
+    for node, *same in zip(first, *others, strict=True):
+        if node.op != "placeholder":
+            node.args = batch.unified([node.args, *(n.args for n in same)], node)
+            node.kwargs = batch.unified([node.kwargs, *(n.kwargs for n in same)], node)
 
 
-class Unifier:
-    """Finds the value that is a given one at each batch size."""
+class BatchNumbers:
+    """The numbers in a graph that depend on the batch size."""
 
     def __init__(self, graph: Graph, sizes: Sequence[int]) -> None:
         self.graph, self.sizes = graph, sizes
         self.multiples: dict[int, Node] = {}
 
-    def value(self, values: Sequence[Any], reader: Node) -> Any:
+    def unified(self, values: Sequence[Any], reader: Node) -> Any:
+        """The argument of ``reader`` that is each of ``values`` at its batch size."""
         first = values[0]
         if isinstance(first, Node):
             if all(isinstance(v, Node) and v.name == first.name for v in values):
                 return first
         elif isinstance(first, (tuple, list)) and all(type(v) is type(first) and len(v) == len(first) for v in values):
-            items = iter(zip(*values, strict=True))
-            return map_items(lambda _: self.value(next(items), reader), first)
+            items = zip(*values, strict=True)
+            return map_items(lambda _: self.unified(next(items), reader), first)
         elif isinstance(first, dict):
-            return {key: self.value([v[key] for v in values], reader) for key in first}
+            return {key: self.unified([v[key] for v in values], reader) for key in first}
         elif all(type(v) is type(first) and v == first for v in values):
             return first
         elif all(type(v) is int for v in values):
             factor, rest = divmod(first, self.sizes[0])
             if not rest and all(v == factor * size for v, size in zip(values, self.sizes, strict=True)):
                 return self.multiple(factor)
-        raise TracingError(f"the network does not treat one image as it treats several (in {reader.target})")
+        given = ", ".join(f"{value} with a batch of {size}" for value, size in zip(values, self.sizes, strict=True))
+        raise TracingError(f"{reader.target} in {place_of(reader)} depends on the size of the batch: {given}")
 
     def multiple(self, factor: int) -> Node:
         """The batch size times ``factor``."""

@@ -36,7 +36,7 @@ def is_torch_module(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn") and not isinstance(module, nn.Sequential)
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """A dispatch mode that writes the operators called while it is open into ``graph``.
 
     A tensor is known by identity. Operators that work in place are written as those that do not: from then on the
@@ -45,7 +45,7 @@ class Tracer(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module, leaf: Callable[[nn.Module], bool], device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.graph, self.device = Graph(), device
         self.known: dict[int, tuple[Tensor, int, Node]] = {}
         self.names: dict[int, str] = {}  # of the parameters and buffers, the model's own and those without data
@@ -175,12 +175,6 @@ class Tracer(TorchDispatchMode):
         self.define(tensor, node)
         return node
 
-    @property
-    def place(self) -> str:
-        """The module being called, for a message."""
-        name, kind = self.modules[-1]
-        return f"module {name!r} ({kind})" if name else kind
-
 
 def map_items(change: Callable[[Any], Any], value: Any) -> Any:
     """``value`` with ``change`` applied to the items of a list, tuple or dict."""
@@ -190,6 +184,15 @@ def map_items(change: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, dict):
         return {key: change(item) for key, item in value.items()}
     return value
+
+
+def place_of(node: Node) -> str:
+    """The module that called an operator, for a message."""
+    return named(*node.meta.get("module", ("", "")))
+
+
+def named(name: str, kind: str) -> str:
+    return f"module {name!r} ({kind})" if name else "the network itself"
 
 
 def functional(func: Any) -> Any:

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from dcil import SparseNet
 from dcil.engine.cuda.flat import Flat, roles_of, room, window
 from dcil.engine.cuda.ops import SideStream, new_stream
-from dcil.engine.cuda.rewrite import Program, Rewriter
+from dcil.engine.cuda.rewrite import Program, Rewriter, traced
 from dcil.engine.cuda.weights import collect, gradient_of, seen
 
 Outputs = dict[str, Tensor]
@@ -158,11 +158,13 @@ class Fused:
         groups: Sequence[tuple[str, ...]],
         lanes: bool,
         serial: bool,
+        x: Tensor,
     ) -> None:
         self.flat = flat
+        model = traced(net.model, x)
         self.lanes = {group: SideStream(flat.device, lanes) for group in groups}
         self.programs: dict[tuple[str, ...], Program] = {
-            group: Rewriter(net, flat, group, dtype, self.lanes[group]).build() for group in groups
+            group: Rewriter(net, model, flat, group, dtype, self.lanes[group]).build() for group in groups
         }
         # Memory that one stream frees is not for another: to hold one path at a time, all must be on the same.
         self.streams = Streams(flat.device, groups[:1] if serial else groups)

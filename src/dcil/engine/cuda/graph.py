@@ -199,7 +199,7 @@ def choose_route(net: SparseNet, flat: Flat, speed: EngineSettings, x: Tensor) -
     dtype = torch.bfloat16 if speed.precision == "bf16" else torch.float32
     for group in groups:
         try:
-            route = Fused(net, flat, dtype, group, lanes, serial=speed.low_memory)
+            route = Fused(net, flat, dtype, group, lanes, serial=speed.low_memory, x=x)
         except Unfusable:
             continue
         if agrees(route, net, speed, x):

@@ -1,19 +1,18 @@
-"""A convolutional network rewritten for the GPU: convolutions whose weight gradients run beside the backward pass,
-batch norm fused with the residual sum and ReLU behind it, and the paths of a method stacked where they are narrow.
+"""Rewrite a traced convolutional network for the GPU: convolutions whose weight gradients run beside the backward pass,
+batch norm fused with the residual sum and ReLU that follow it, and the paths of a method stacked where they are narrow.
 
 Stacking: the paths see the same images through networks of the same shape, so they can run as one network of twice
-the width with block-diagonal weights. That doubles the arithmetic, but a network like ResNet-20 waits for launches and
-memory, not for arithmetic, and then the second path costs next to nothing.
+the width with block-diagonal weights. That doubles the arithmetic, but a network like ResNet-20 is bound by kernel
+launches and memory, not by arithmetic, and then the second path costs next to nothing.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,37 +22,37 @@ from dcil import SparseNet
 from dcil.engine.cuda.flat import Flat, roles_of
 from dcil.engine.cuda.ops import Conv, Norm, Pool, SideStream
 from dcil.engine.cuda.weights import Weights
+from dcil.tracing import TracingError, trace
 
-ADDITIONS = (operator.add, operator.iadd, torch.add)
+aten = torch.ops.aten
 
 
 class Unfusable(Exception):
-    """The network has something that this file does not know; the plain way serves it."""
+    """The network has a part that cannot be rewritten; it is trained as it is."""
 
 
-class OwnThread(fx.Tracer):
-    """Traces what this thread calls. While a tracer is at work, torch sends it the modules of every thread: those of
-    other runs are theirs to call."""
+@dataclass(frozen=True)
+class TracedModel:
+    """The model's graph in training, and whether evaluation has the same one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.thread = threading.get_ident()
+    modules: dict[str, nn.Module]  # the model's own layers by name
+    graph: fx.Graph
+    same_in_evaluation: bool
 
-    @property
-    def called(self) -> bool:
-        return threading.get_ident() == self.thread
 
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return super().call_module(m, forward, args, kwargs) if self.called else forward(*args, **kwargs)
-
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        return super().getattr(attr, attr_val, parameter_proxy_cache) if self.called else attr_val
+def traced(model: nn.Module, x: Tensor) -> TracedModel:
+    """Trace ``model`` in both modes for inputs like ``x``."""
+    try:
+        evaluated, trained = (trace(model, x, training=mode).graph for mode in (False, True))
+    except TracingError as error:
+        raise Unfusable(str(error)) from None
+    return TracedModel(dict(model.named_modules()), trained, str(evaluated) == str(trained))
 
 
 class Head(nn.Module):
-    """The classifier of each path, on its own part of the features; these few weights leave it to autograd.
+    """The classifier of each path, on its own part of the features; autograd computes the gradients of these weights.
 
-    cells: for weight and bias, for each path, their memory and that of their gradient.
+    cells    for weight and bias, for each path: their memory and that of their gradient
     """
 
     def __init__(self, cells: Sequence[Sequence[tuple[Tensor, Tensor]]], dtype: torch.dtype) -> None:
@@ -67,7 +66,7 @@ class Head(nn.Module):
         return torch.stack([F.linear(part, *own) for part, *own in zip(parts, *cast, strict=True)])
 
     def collect(self) -> None:
-        """Hand the gradients to the optimizer."""
+        """Copy the gradients to where the optimizer reads them."""
         for kind, cells in zip(self.leaves, self.cells, strict=True):
             for leaf, (_, gradient) in zip(kind, cells, strict=True):
                 if leaf.grad is not None:
@@ -77,7 +76,7 @@ class Head(nn.Module):
 
 @dataclass
 class Program:
-    """The rewritten network of one or more paths; gives logits of shape (paths, images, classes)."""
+    """The rewritten network of one or more paths; ``run`` returns logits of shape (paths, images, classes)."""
 
     paths: tuple[str, ...]
     run: fx.GraphModule
@@ -92,7 +91,7 @@ class Program:
         return dict(zip(self.paths, self.run(x).unbind(0), strict=True))
 
     def forget(self) -> None:
-        """The gradients of the step before: this one has none."""
+        """Set all gradients to zero: this step has none."""
         self.weights.gradients.zero_()
         for norm in self.norms:
             norm.dweight.zero_()
@@ -103,10 +102,18 @@ class Program:
 
 
 class Rewriter:
-    """Turns the traced graph of the model into a Program."""
+    """Turns the traced model into the Program of some of its paths."""
 
-    def __init__(self, net: SparseNet, flat: Flat, paths: Sequence[str], dtype: torch.dtype, lane: SideStream) -> None:
-        self.net, self.flat, self.paths, self.dtype, self.lane = net, flat, tuple(paths), dtype, lane
+    def __init__(
+        self,
+        net: SparseNet,
+        model: TracedModel,
+        flat: Flat,
+        paths: Sequence[str],
+        dtype: torch.dtype,
+        lane: SideStream,
+    ) -> None:
+        self.net, self.model, self.flat, self.paths, self.dtype, self.lane = net, model, flat, tuple(paths), dtype, lane
         self.weights = Weights(net, flat, paths, dtype)
         self.roles = roles_of(net)
         self.order = {name: i for i, name in enumerate(net.method.paths)}
@@ -114,9 +121,9 @@ class Rewriter:
         self.classifier = ""
 
     def build(self) -> Program:
-        graph, same_in_evaluation = traced(self.net.model)
+        graph = copy.deepcopy(self.model.graph)
         if any(node.op == "get_attr" for node in graph.nodes):
-            raise Unfusable("uses a parameter outside of its module")
+            raise Unfusable("a parameter or buffer is used outside of its module")
         for node in [n for n in graph.nodes if n.op == "call_module"]:
             if node in graph.nodes:  # a ReLU may be gone by now
                 self.replace(graph, node)
@@ -132,20 +139,21 @@ class Rewriter:
         head = self.head()
         root.add_module(self.classifier.replace(".", "_"), head)
         norms = [part for part in self.parts.values() if isinstance(part, Norm)]
-        return Program(self.paths, fx.GraphModule(root, graph), self.weights, norms, head, same_in_evaluation)
+        run, same = fx.GraphModule(root, graph), self.model.same_in_evaluation
+        return Program(self.paths, run, self.weights, norms, head, same)
 
     def replace(self, graph: fx.Graph, node: fx.Node) -> None:
         name = str(node.target)
-        module, target = self.net.model.get_submodule(name), name.replace(".", "_")
+        module, target = self.model.modules[name], name.replace(".", "_")
         if target in self.parts:
             raise Unfusable(f"{name} is used twice")
         if isinstance(module, nn.Conv2d):
             self.parts[target] = self.conv(name, module, node)
         elif isinstance(module, nn.BatchNorm2d):
-            behind = self.behind(node)
-            self.parts[target] = self.norm(name, module, relu=bool(behind))
-            if behind:
-                node = take_over(graph, node, behind)
+            fusable = self.fusable(node)
+            self.parts[target] = self.norm(name, module, relu=bool(fusable))
+            if fusable:
+                node = fuse(graph, node, fusable)
         elif isinstance(module, nn.Linear):
             self.parts[target] = self.linear(name, module, node)
         elif isinstance(module, nn.MaxPool2d):
@@ -153,7 +161,9 @@ class Rewriter:
         elif any(True for _ in module.parameters()) or any(True for _ in module.buffers()):
             raise Unfusable(f"{name} is a {type(module).__name__}")
         else:
-            self.parts[target] = module
+            self.parts[target] = part = copy.copy(module)
+            if hasattr(part, "inplace"):
+                part.inplace = False  # type: ignore[assignment]  # nothing in the graph works in place
         node.target = target
 
     def conv(self, name: str, module: nn.Conv2d, node: fx.Node) -> Conv:
@@ -186,10 +196,10 @@ class Rewriter:
         self.classifier = name
         if f"{name}.weight" in self.net.masks:
             self.weights.place(f"{name}.weight", first=False)
-        return module  # until there is memory for its weights
+        return module  # replaced by a Head once its weights have memory
 
     def head(self) -> Head:
-        """The classifier, once the weights have memory."""
+        """Build the classifier, once the weights have memory."""
         if not self.classifier:
             raise Unfusable("no classifier")
         flat, cells = self.flat, []
@@ -201,18 +211,18 @@ class Rewriter:
         return Head(cells, self.dtype)
 
     def own(self, name: str) -> list[Tensor]:
-        """The tensors that this program's paths have in the role ``name``."""
+        """Return the tensors that this program's paths have in the role ``name``."""
         if len(self.roles[name]) != len(self.order):
             raise Unfusable(f"{name} is shared between paths")
         return [self.roles[name][self.order[path]] for path in self.paths]
 
-    def behind(self, norm: fx.Node) -> list[fx.Node]:
-        """The nodes that the norm can take over: [ReLU], or [sum, ReLU], or none."""
+    def fusable(self, norm: fx.Node) -> list[fx.Node]:
+        """Return the nodes after a norm that it can compute itself: [ReLU], or [sum, ReLU], or none."""
         reader = only_reader(norm)
         if reader is None or self.is_relu(reader):
             return [reader] if reader is not None else []
         relu = only_reader(reader)
-        if reader.target not in ADDITIONS or relu is None or not self.is_relu(relu):
+        if reader.target is not aten.add.Tensor or relu is None or not self.is_relu(relu):
             return []
         if len(reader.args) != 2 or not all(isinstance(a, fx.Node) for a in reader.args) or reader.kwargs:
             return []
@@ -221,16 +231,15 @@ class Rewriter:
         return [reader, relu] if free else []
 
     def is_norm(self, node: fx.Node) -> bool:
-        names = (n for n, m in self.net.model.named_modules() if isinstance(m, nn.BatchNorm2d))
-        return node.op == "call_module" and node.target in names
+        return node.op == "call_module" and isinstance(self.model.modules.get(str(node.target)), nn.BatchNorm2d)
 
     def is_relu(self, node: fx.Node) -> bool:
         if node.op == "call_module":
-            return isinstance(dict(self.net.model.named_modules()).get(str(node.target)), nn.ReLU)
-        return node.target in (torch.relu, F.relu, "relu")
+            return isinstance(self.model.modules.get(str(node.target)), nn.ReLU)
+        return node.target is aten.relu.default
 
     def hand_out_twice(self, graph: fx.Graph) -> None:
-        """Give each of two readers of a norm its own handle, so that their gradients arrive apart."""
+        """Give each of two readers of a norm an output of its own, so that their gradients arrive separately."""
         for node in list(graph.nodes):
             part = self.parts.get(str(node.target)) if node.op == "call_module" else None
             readers = list(node.users)
@@ -243,37 +252,24 @@ class Rewriter:
                 reader.replace_input_with(node, handle)
 
 
-def traced(model: nn.Module) -> tuple[fx.Graph, bool]:
-    """The graph of the model in training, and whether it has the same one in evaluation."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        evaluated, trained = (OwnThread().trace(model.train(mode)) for mode in (False, True))
-    except Exception as error:  # tracing runs the user's code on stand-ins: anything may come
-        raise Unfusable(f"cannot be traced: {error}") from None
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-    return trained, str(evaluated) == str(trained)
-
-
 def only_reader(node: fx.Node) -> fx.Node | None:
     readers = list(node.users)
     return readers[0] if len(readers) == 1 else None
 
 
-def take_over(graph: fx.Graph, norm: fx.Node, behind: Sequence[fx.Node]) -> fx.Node:
-    """One node in place of the norm and those behind it."""
-    residual = [a for a in behind[0].args if a is not norm] if len(behind) == 2 else []
-    with graph.inserting_before(behind[-1]):
+def fuse(graph: fx.Graph, norm: fx.Node, others: Sequence[fx.Node]) -> fx.Node:
+    """Put one node in place of the norm and the ``others`` after it."""
+    residual = [a for a in others[0].args if a is not norm] if len(others) == 2 else []
+    with graph.inserting_before(others[-1]):
         fused = graph.call_module(str(norm.target), (norm.args[0], *residual))
-    behind[-1].replace_all_uses_with(fused)
-    for node in (*reversed(behind), norm):
+    others[-1].replace_all_uses_with(fused)
+    for node in (*reversed(others), norm):
         graph.erase_node(node)
     return fused
 
 
 def side_by_side(flat: Tensor, starts: dict[int, int], tensors: Sequence[Tensor]) -> Tensor:
-    """The vectors of all paths as one; they were packed that way."""
+    """Return the vectors of all paths as one view; they were packed next to each other."""
     places, size = [starts[id(t)] for t in tensors], tensors[0].numel()
     if any(b - a != size for a, b in itertools.pairwise(places)):
         raise Unfusable("a width that is not a multiple of 8")
