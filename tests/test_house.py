@@ -11,7 +11,7 @@ SRC = Path(__file__).parents[1] / "src" / "dcil"
 #: In the order of the data's flow; a file imports what stands before it, never what stands after.
 CORE = ["errors", "views", "schedule", "weight", "scope", "criteria", "granularity", "selection", "optimizer_state"]
 CORE += ["method", "methods", "partition", "net"]
-BATTERIES = ["models", "data", "runs", "engine", "train", "integrations", "report"]
+BATTERIES = ["models", "data", "runs", "tracing", "engine", "train", "integrations", "report"]
 BATTERIES += ["reproduce", "runtime", "export", "bench", "cli"]
 ORDER = [*CORE, *BATTERIES]
 FILES = sorted(SRC.rglob("*.py"))
