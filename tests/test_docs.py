@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import dcil
+from dcil import data, export
+from dcil.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -50,3 +52,42 @@ def test_the_five_lines_run_as_printed(page):
 def test_versions_agree():
     assert f"\nversion: {dcil.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {dcil.__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def rows(page: str, header: str) -> set[str]:
+    """The names in code style in the first column of the table that begins with ``header``."""
+    (table,) = re.findall(rf"^{re.escape(header)}.*\n(?:\|.*\n)+", (ROOT / page).read_text(), re.M)
+    firsts = [line.split("|")[1] for line in table.splitlines()[2:]]
+    return set(re.findall(r"`([^`]+)`", " ".join(firsts)))
+
+
+def test_tables_list_what_there_is():
+    extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text().split("[project.optional-dep")[1], re.M)
+    assert rows("docs/install.md", "| extra |") == set(extras[: extras.index("dev")])
+    assert rows("docs/methods.md", "| name | method |") == set(dcil.METHODS)
+    assert rows("docs/export.md", "| format |") == {*export.FORMATS, *export.PROGRAMS}
+    assert rows("docs/training.md", "| name | what it is |") == set(data.names())
+
+
+def test_versions_of_formats_are_the_codes():
+    text = (ROOT / "docs" / "policy.md").read_text()
+    code = "".join(f.read_text() for f in (ROOT / "src" / "dcil").rglob("*.py"))
+    promised = re.findall(r"`(dcil [\w:]+ \d+)`", text)
+    assert len(promised) == 4 and all(f'"{name}"' in code for name in promised)
+
+
+def commands() -> list[str]:
+    lines = "\n".join(page.read_text() for page in PAGES)
+    found = re.findall(r"^ *(?:torchrun \S+ \S+ -m )?(dcil [a-z]+ .*?)(?:  +#.*)?$", lines, re.M)
+    return [part for line in found if line.split()[1] in COMMANDS for part in line.split("; ")]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_have_the_flags_that_the_pages_use(command, capsys):
+    """Held against --help: nothing is trained."""
+    words = command.split()[1:]
+    start = words[: 2 if words[0] == "bench" else 1]
+    with pytest.raises(SystemExit):
+        main([*start, "--help"])
+    known = capsys.readouterr().out
+    assert [w for w in words if w.startswith("--") and not re.search(rf"{w}\b", known)] == []
