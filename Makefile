@@ -30,7 +30,7 @@ test: lint
 	$(PYTEST) -m "not slow"
 
 test-all: lint sanitize
-	$(PYTEST)
+	$(PYTEST) --cov
 
 # The CPU runtime: rebuilt after an edit of $(RUNTIME)/native, and run under the sanitizers.
 native: .venv/ready
