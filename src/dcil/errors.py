@@ -21,9 +21,13 @@ def unknown(kind: str, given: str, allowed: Iterable[str], nearest_only: bool = 
     return UserError(f"unknown {kind} {given!r}: {hint}{listing}".rstrip(": "))
 
 
-def missing_extra(package: str, extra: str) -> UserError:
+class MissingExtra(UserError):
+    """An optional package is not installed."""
+
+
+def missing_extra(package: str, extra: str) -> MissingExtra:
     """Return the error for an optional package that is not installed: it names the extra that brings it."""
-    return UserError(f"{package} must be installed for this: pip install 'dcil[{extra}]'")
+    return MissingExtra(f"{package} must be installed for this: pip install 'dcil[{extra}]'")
 
 
 def nearest(given: str, names: Iterable[str]) -> str | None:

@@ -16,7 +16,9 @@ import pytest
 from rich.console import Console
 
 from dcil.errors import UserError
-from dcil.report import build, read_run, read_runs, summarise, table
+from dcil.report import build, read_run, read_runs, run_table, summarise
+from dcil.report.formatting import duration
+from dcil.report.page import Heading, Paragraph, Table, TableRow, html, markdown
 
 LAYERS = [f"stage{stage}.{block}.conv.weight" for stage in range(3) for block in range(2)]
 
@@ -155,7 +157,7 @@ def test_the_difference_to_dense_is_to_the_mean_of_the_finished_dense_runs(tmp_p
         make(tmp_path / "d2", "dense", 2, done=3),
         make(tmp_path / "pruned", "dpf", granularity="Filter"),
     ]
-    rows = {row.label: row for row in table.rows(read_runs(folders))}
+    rows = {row.label: row for row in run_table.rows(read_runs(folders))}
     assert rows["pruned"].to_dense == pytest.approx(-2)
     assert rows["pruned"].method == "dpf filter"
     assert rows["d0"].to_dense is None
@@ -166,7 +168,7 @@ def test_the_difference_to_dense_is_to_the_mean_of_the_finished_dense_runs(tmp_p
 def test_no_difference_without_a_dense_run_of_the_same_model(tmp_path: Path) -> None:
     other = make(tmp_path / "dense", "dense")
     (other / "config.json").write_text((other / "config.json").read_text().replace("small", "large"))
-    assert [row.to_dense for row in table.rows(read_runs([other, make(tmp_path / "a")]))] == [None, None]
+    assert [row.to_dense for row in run_table.rows(read_runs([other, make(tmp_path / "a")]))] == [None, None]
 
 
 def test_seeds_are_summed_up_and_nothing_else_is(tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_seeds_are_summed_up_and_nothing_else_is(tmp_path: Path) -> None:
         make(tmp_path / "running", seed=2, done=3),
         make(tmp_path / "long", seed=3, epochs=7),
     ]
-    rows = table.rows(read_runs(folders))
+    rows = run_table.rows(read_runs(folders))
     assert [row.label for row in rows] == ["s0", "s1", "again", "running", "mean ± std (2)", "dpf", "long"]
     mean = rows[4]
     assert mean.last is not None and rows[0].last is not None
@@ -188,11 +190,11 @@ def test_seeds_are_summed_up_and_nothing_else_is(tmp_path: Path) -> None:
 
 
 def test_twelve_runs_each_have_their_own_look(tmp_path: Path) -> None:
-    from dcil.report.figures import styles
+    from dcil.report.theme import styles
 
     folders = [make(tmp_path / f"run{i}", ("dcil", "dpf", "gmp")[i % 3], seed=i) for i in range(12)]
     runs = read_runs(folders)
-    assert len({(style.colour, style.marker or "o") for style in styles(runs).values()}) == 12
+    assert len({(style.colour, style.marker or "o") for style in styles([run.label for run in runs]).values()}) == 12
     seen = page(folders, tmp_path / "report.html")
     assert "12 runs" in seen.text
     assert seen.tags.count("details") == 12
@@ -281,7 +283,7 @@ def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytes
     out.parent.mkdir()
     out.write_text("old")
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(UserError, match=f"cannot write {out}: No space left on device"):
+    with pytest.raises(UserError, match=f"{out} cannot be written: No space left on device"):
         build([run], out)
     assert out.read_text() == "old"
     assert list(out.parent.iterdir()) == [out]
@@ -289,7 +291,7 @@ def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytes
 
 def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match="cannot be written"):
         build([make(tmp_path / "run")], tmp_path / "file" / "report.html")
 
 
@@ -319,13 +321,13 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_the_terminal_table_has_every_cell(tmp_path: Path) -> None:
     runs = read_runs([make(tmp_path / "[red]", seed=0), make(tmp_path / "b", seed=1), make(tmp_path / "c", done=2)])
-    rows = table.rows(runs)
+    rows = run_table.rows(runs)
     console = Console(width=200, file=io.StringIO())
-    console.print(table.to_rich(rows))
+    console.print(run_table.to_rich(rows))
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     for row in rows:
-        assert all(cell in shown for cell in table.cells(row))
+        assert all(cell in shown for cell in run_table.cells(row))
     assert "unfinished: epoch 2 of 6" in shown
 
 
@@ -333,10 +335,51 @@ def test_the_terminal_table_has_every_cell(tmp_path: Path) -> None:
     ("seconds", "text"), [(8.26, "8.3 s"), (59.96, "1 min 00 s"), (245, "4 min 05 s"), (7620, "2 h 07 min")]
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert table.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_reading_runs_loads_no_drawing_library() -> None:
     code = "import sys, dcil.report; print([m for m in ('matplotlib', 'jinja2', 'rich') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+def test_without_the_extra_the_table_is_printed_and_the_extra_is_named(package: str, tmp_path: Path) -> None:
+    """`dcil train` ends well without the HTML report; `dcil report`, which was asked for it, fails in one line."""
+    run = make(tmp_path / "run")
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from pathlib import Path\nfrom dcil.cli import main, report\n"
+        f"report.show([Path({str(run)!r})], Path({str(tmp_path / 'report.html')!r}))\n"
+        f"sys.exit(main(['report', {str(run)!r}, '--out', {str(tmp_path / 'other.html')!r}]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    for text in (done.stdout, done.stderr):
+        assert f"{package} must be installed for this: pip install 'dcil[report]'" in text
+    assert "Traceback" not in done.stderr and done.stdout.count("vs dense") == 2
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_page_is_the_same_in_markdown_and_html() -> None:
+    row = TableRow(("a|b", "<i>"), "missing")
+    blocks = [Heading("Title & more", 1), Paragraph("Run `a<b` **now**."), Table(("X", "Y"), (row,))]
+    assert markdown(blocks) == "# Title & more\n\nRun `a<b` **now**.\n\n| X | Y |\n| --- | --- |\n| a\\|b | <i> |\n"
+    page = html("Title", blocks)
+    assert "<h1>Title &amp; more</h1>" in page and "<p>Run <code>a&lt;b</code> <b>now</b>.</p>" in page
+    assert '<tr class="missing">' in page and "<td>a|b</td>" in page and "<td>&lt;i&gt;</td>" in page
+
+
+def test_a_picture_takes_the_colour_of_the_page_and_is_dark_on_white_as_a_file() -> None:
+    from dcil.report.theme import INK, picture, plot_line, styles
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for x, style in enumerate(styles([f"run {i}" for i in range(8)]).values()):
+            plot_line(axes, [x, x + 1], [0.0, 1.0], style, 1.0, style.label)
+
+    drawn = picture("Lines", "Some lines.", draw, 2.0, file="lines.svg")
+    assert "currentColor" in drawn.svg and INK not in drawn.svg and "<style" not in drawn.svg
+    assert "currentColor" not in drawn.file_text and 'fill="#ffffff"' in drawn.file_text
+    assert drawn == picture("Lines", "Some lines.", draw, 2.0, file="lines.svg")

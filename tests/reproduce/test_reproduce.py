@@ -24,11 +24,11 @@ from dcil import data
 from dcil.cli.reproduce import main, place_of, seconds
 from dcil.engine import EngineSettings
 from dcil.errors import UserError
+from dcil.report.formatting import spread
 from dcil.reproduce import iterations, mask_age, paper, records, report, tables
 from dcil.reproduce.cells import Cell, cell_of, shortened
 from dcil.reproduce.comparison import Ours, lines
 from dcil.reproduce.estimate import Estimate
-from dcil.reproduce.formatting import spread
 from dcil.reproduce.paper import Row
 from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.probe import NEVER, MaskProbe

@@ -22,7 +22,7 @@ from dcil.cli.parser import Parser, device, epochs, positive, say
 from dcil.cli.train import add_speed, speed_of
 from dcil.engine.process_group import alone
 from dcil.errors import UserError
-from dcil.report.table import duration
+from dcil.report.formatting import duration
 from dcil.reproduce import iterations, records, tables
 from dcil.reproduce.estimate import Estimate
 from dcil.reproduce.pool import Budget, Pool

@@ -1,7 +1,7 @@
-"""From run folders to one self-contained HTML page, and to a table in the terminal.
+"""Reports: run folders as one HTML page or a table in the terminal, and the toolkit that all pages are made with.
 
-Reading order: `dcil.runs.read` (a folder becomes a `RecordedRun`), `table` (runs become rows), `figures` (runs become
-SVG), `page`.
+The toolkit: `formatting` (number formats), `page` (blocks, rendered as Markdown and HTML), `theme` (the look of
+figures). The run report: `run_table` (rows), `run_figures`, `run_report` (the page). Drawing needs ``dcil[report]``.
 """
 
 from __future__ import annotations
@@ -9,15 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dcil.report import table
+from dcil.report import run_table
 from dcil.runs.read import RecordedRun, read_run, read_runs
 from dcil.runs.summary import Summary, summarise
 
-__all__ = ["RecordedRun", "Summary", "build", "read_run", "read_runs", "summarise", "table"]
+__all__ = ["RecordedRun", "Summary", "build", "read_run", "read_runs", "run_table", "summarise", "write"]
 
 
 def build(runs: Sequence[Path], out: Path) -> None:
-    """Write the report of the given run folders to the HTML file `out`, all of it or nothing."""
-    from dcil.report import page  # here, because matplotlib takes a second to load
+    """Write the report of the given run folders to the HTML file ``out``, atomically."""
+    write(read_runs(runs), out)
 
-    page.write(read_runs(runs), out)
+
+def write(runs: Sequence[RecordedRun], out: Path) -> None:
+    """Write the report of runs that are already read."""
+    from dcil.report import run_report  # here: it needs matplotlib, which is optional and takes a second to load
+
+    run_report.write(runs, out)

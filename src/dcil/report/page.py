@@ -1,75 +1,128 @@
-"""The report as one HTML file: no script, no request to anywhere, all text escaped."""
+"""Pages made of blocks, rendered as Markdown and as one self-contained HTML file.
+
+The HTML has no script and loads nothing; all text is escaped by the template; it follows the reader's light or dark
+colour scheme.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from dcil.errors import missing_extra
 
-from dcil.errors import UserError
-from dcil.report import figures, table
-from dcil.runs.read import RecordedRun
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
-GLYPHS = {"s": "■", "^": "▲", "D": "◆", "v": "▼"}
+    from dcil.report.theme import Style
+
+INK_ON_WHITE = "#1d232b"
 
 
-def write(runs: Sequence[RecordedRun], out: Path) -> None:
-    """Write the page to `out` by way of a file beside it, so that a reader never sees half a page."""
-    out = Path(out)
-    if out.is_dir():
-        raise UserError(f"{out} is a folder: give the report a file name, such as {out / 'report.html'}")
-    html = render(runs)
+@dataclass(frozen=True)
+class Heading:
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Running text, with Markdown's `code` and **bold**."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """``kind`` is how HTML shows the row: "", "mean", "outside" or "missing"; ``style`` puts the line style of a
+    figure before the first cell, ``status`` a remark under it."""
+
+    texts: tuple[str, ...]
+    kind: str = ""
+    style: Style | None = None
+    status: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """``first_number`` is the column from which on HTML aligns to the right."""
+
+    headings: tuple[str, ...]
+    rows: tuple[TableRow, ...]
+    first_number: int | None = None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An SVG with its caption; ``key`` names its lines where the drawing has no legend of its own.
+
+    ``file`` is the name of the SVG file beside a Markdown page, which cannot hold it.
+    """
+
+    title: str
+    caption: str
+    svg: str
+    key: tuple[Style, ...] = ()
+    file: str = ""
+
+    @property
+    def file_text(self) -> str:
+        """The SVG as a file of its own: dark on white, since it cannot know the page that shows it."""
+        start = self.svg.index(">") + 1
+        background = '\n <rect width="100%" height="100%" fill="#ffffff"/>'
+        return (self.svg[:start] + background + self.svg[start:]).replace("currentColor", INK_ON_WHITE) + "\n"
+
+
+@dataclass(frozen=True)
+class Details:
+    """A part that opens on a click, in HTML only. Its sections are lists, key-value pairs or preformatted text."""
+
+    summary: str
+    sections: Mapping[str, str | Sequence[str] | Mapping[str, str]]
+    badge: str = ""
+    style: Style | None = None
+
+
+MarkdownBlock = Heading | Paragraph | Table | Picture
+Block = MarkdownBlock | Details
+
+
+def markdown(blocks: Iterable[MarkdownBlock]) -> str:
+    """Render the blocks as a Markdown page."""
+    return "\n\n".join(_markdown(block) for block in blocks) + "\n"
+
+
+def _markdown(block: MarkdownBlock) -> str:
+    if isinstance(block, Heading):
+        return f"{'#' * block.level} {block.text}"
+    if isinstance(block, Paragraph):
+        return block.text
+    if isinstance(block, Picture):
+        return f"![{block.title}]({block.file})\n\n*{block.caption}*"
+    lines = [block.headings, ("---",) * len(block.headings), *(row.texts for row in block.rows)]
+    return "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') or ' ' for text in line)} |" for line in lines)
+
+
+def html(title: str, blocks: Sequence[Block]) -> str:
+    """Render the blocks as an HTML page."""
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _replace(out, html)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}") from error
-
-
-def _replace(out: Path, text: str) -> None:
-    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, out)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def render(runs: Sequence[RecordedRun]) -> str:
-    """The page as text."""
+        from jinja2 import Environment, StrictUndefined
+        from markupsafe import Markup
+    except ImportError:
+        raise missing_extra("jinja2", "report") from None
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["json"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
+    filters: dict[str, Any] = {"kind": lambda block: type(block).__name__, "inline": _inline, "svg": Markup}
+    environment.filters |= filters
     source = resources.files("dcil.report").joinpath("template.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(source).render(
-        title=title(runs),
-        runs=runs,
-        rows=[(row, table.cells(row)) for row in table.rows(runs)],
-        headings=table.HEADINGS,
-        first_number=table.FIRST_NUMBER,
-        pictures=figures.pictures(runs),
-        styles=figures.styles(runs),
-        glyphs=GLYPHS,
-        notes={run.label: notes(run) for run in runs},
-        svg=Markup,
-    )
+    return environment.from_string(source).render(title=title, blocks=blocks)
 
 
-def title(runs: Sequence[RecordedRun]) -> str:
-    """What was run, if it was all the same; else how much."""
-    tasks = {(run.model, run.dataset) for run in runs}
-    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    if len(tasks) > 1:
-        return f"{count} on {len(tasks)} tasks"
-    model, dataset = tasks.pop()
-    return f"{model} on {dataset}: {count}"
+def _inline(text: str) -> Markup:
+    """Escape text, then mark up its `code` and **bold**."""
+    from markupsafe import Markup, escape
 
-
-def notes(run: RecordedRun) -> list[str]:
-    """What a reader of this run's numbers should know."""
-    found = [f"{run.status}; its numbers are those so far"] if run.status else []
-    return [*found, *run.notes]
+    coded = re.sub("`(.*?)`", r"<code>\1</code>", str(escape(text)))
+    return Markup(re.sub(r"\*\*(.*?)\*\*", r"<b>\1</b>", coded))

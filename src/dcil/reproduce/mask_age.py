@@ -6,28 +6,28 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
+from dcil.report.formatting import NONE, number
+from dcil.report.page import Heading, MarkdownBlock, Paragraph, Table, TableRow
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.comparison import Ours
-from dcil.reproduce.formatting import NONE, number
-from dcil.reproduce.page import Block, Cells, Heading, Table, Text
 from dcil.reproduce.records import Record
 
 SHARE = 5  # of the epochs, the last one in so many
 CLASSES = ((0, 1 / 8), (1 / 8, 1 / 4), (1 / 4, 1 / 2), (1 / 2, 1))  # of the steps between two changes
 
 
-def blocks(ours: Ours, run: Sequence[Cell]) -> list[Block]:
+def blocks(ours: Ours, run: Sequence[Cell]) -> list[MarkdownBlock]:
     rows = []
     for cell in run:
         found = [pair for record in ours.of(cell) for pair in by_age(record)]
         if found:
             every = ours.of(cell)[0].raw["config"]["method"]["every"]
             means = [mean(top1 for age, top1 in found if low <= age / every < high) for low, high in CLASSES]
-            rows.append(Cells((cell.id, str(every), *means, str(found[-1][0]))))
+            rows.append(TableRow((cell.id, str(every), *means, str(found[-1][0]))))
     headings = ("Cell", "Steps from change to change", "First eighth", "Second eighth", "Second quarter", "Second half")
     return [
         Heading("The age of the masks when an epoch ends"),
-        Text(
+        Paragraph(
             "Mean top-1 of the last fifth of the epochs, by how much of the way from one mask change to the next was "
             "gone when the epoch ended and was evaluated; and how many steps that were in the last epoch."
         ),

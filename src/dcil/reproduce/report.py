@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dcil.errors import UserError, unknown
+from dcil.report.formatting import NONE, NOT_RUN, plus_minus, signed, spread
+from dcil.report.page import Heading, MarkdownBlock, Paragraph, Picture, Table, TableRow, html, markdown
 from dcil.reproduce import iterations, records, sections, tables
 from dcil.reproduce.comparison import COLUMNS, Line, Ours, lines
-from dcil.reproduce.formatting import NONE, NOT_RUN, digits_of, interval, percent, signed, spread
 from dcil.reproduce.matching import fits
-from dcil.reproduce.page import Block, Cells, Heading, Picture, Table, Text, markdown, page
+from dcil.reproduce.paper import Row
 from dcil.reproduce.records import Record
 from dcil.runs.atomic import write_text
 from dcil.runs.environment import hardware
@@ -66,8 +67,8 @@ def build(out: Path, docs: Path, trial: int | None = None) -> list[Path]:
             with records.naming(one.path):
                 contents([one], [], {}, trial)
         raise
-    files = {"results.md": markdown(blocks), "results.html": page(TITLE, blocks)}
-    files |= {block.file: block.svg + "\n" for block in blocks if isinstance(block, Picture)}
+    files = {"results.md": markdown(blocks), "results.html": html(TITLE, blocks)}
+    files |= {block.file: block.file_text for block in blocks if isinstance(block, Picture)}
     for kind in ("flips", "iterations"):
         for old in docs.glob(f"results-{kind}-*.svg"):  # a picture whose records are gone
             if old.name not in files:
@@ -92,18 +93,18 @@ def findings(out: Path) -> dict[str, str]:
 
 def contents(
     records: Sequence[Record], looks: Sequence[dict[str, Any]], found: dict[str, str], trial: int | None
-) -> list[Block]:
+) -> list[MarkdownBlock]:
     known = tables.known()
     fitting = [r for r in records if r.cell in known and fits(r.raw["config"], known[r.cell], trial)]
     seen = [o for o in looks if o["cell"] in known and fits(o["config"], known[o["cell"]], trial)]
     ours = Ours(fitting)
     run = len(ours.by_cell)
-    blocks: list[Block] = [Heading(TITLE, 1), Text(HOW)]
+    blocks: list[MarkdownBlock] = [Heading(TITLE, 1), Paragraph(HOW)]
     if trial:
         blocks.append(
-            Text(f"A trial: every run is shortened to {trial} epochs, so the numbers are not the paper's cells.")
+            Paragraph(f"A trial: every run is shortened to {trial} epochs, so the numbers are not the paper's cells.")
         )
-    blocks.append(Text(f"{len(fitting)} runs of {run} cells are recorded; {len(known) - run} cells were not run."))
+    blocks.append(Paragraph(f"{len(fitting)} runs of {run} cells are recorded; {len(known) - run} cells were not run."))
     for name in tables.names():
         if name != tables.BEYOND:
             blocks += [
@@ -116,8 +117,8 @@ def contents(
     left += [f"iterations of {o['cell']}-seed{o['seed']}, epoch {o['epoch']}" for o in looks if o not in seen]
     if left:
         blocks.append(Heading("Records left out"))
-        blocks.append(Text("Their cell is unknown, or their settings are not those of its recipe today:"))
-        blocks.append(Table(("Record",), tuple(Cells((name,)) for name in left)))
+        blocks.append(Paragraph("Their cell is unknown, or their settings are not those of its recipe today:"))
+        blocks.append(Table(("Record",), tuple(TableRow((name,)) for name in left)))
     return blocks
 
 
@@ -125,20 +126,20 @@ def paper_table(found: Sequence[Line], remarks: dict[str, str]) -> Table:
     return Table(HEADINGS, tuple(as_cells(line, remarks) for line in found))
 
 
-def as_cells(line: Line, remarks: dict[str, str]) -> Cells:
+def as_cells(line: Line, remarks: dict[str, str]) -> TableRow:
     columns: list[str] = []
     digits = digits_of(line.quantity)
     for column in COLUMNS:
         row = line.paper.get(column)
         # The paper prints one number of a dense net, of the stability and of time.
         shown = row is not None or (column == "best" and line.quantity == "top-1")
-        columns += [interval(row) if row else NONE, (spread(line.ours[column], digits) or NOT_RUN) if shown else NONE]
+        columns += [printed(row) if row else NONE, (spread(line.ours[column], digits) or NOT_RUN) if shown else NONE]
     marks = [f"{column} {mark}" for column in COLUMNS if (mark := line.mark(column))]
     outside = any(line.mark(column) in ("above", "below") for column in COLUMNS)
     texts = (
         line.model,
         line.method + (f" ({line.variant})" if line.variant else ""),
-        percent(line.sparsity),
+        f"{100 * line.sparsity:g} %" if line.sparsity else NONE,
         line.quantity,
         str(line.runs) if line.runs else "",
         *columns,
@@ -146,7 +147,21 @@ def as_cells(line: Line, remarks: dict[str, str]) -> Cells:
         ", ".join(marks) or NONE,
         remark(line, remarks),
     )
-    return Cells(texts, "outside" if outside else "" if line.runs else "missing")
+    return TableRow(texts, "outside" if outside else "" if line.runs else "missing")
+
+
+def printed(row: Row) -> str:
+    """Format a number of the paper."""
+    if row.mean is None:
+        return "does not converge"
+    if row.metric.endswith("_diff"):
+        return signed(row.mean)
+    return plus_minus(row.mean, row.std, digits_of(row.metric))
+
+
+def digits_of(quantity: str) -> int:
+    """Return as many digits as the paper prints."""
+    return 3 if quantity.startswith("std") else 2
 
 
 def remark(line: Line, found: dict[str, str]) -> str:
@@ -161,7 +176,7 @@ def remark(line: Line, found: dict[str, str]) -> str:
     return " ".join(words)
 
 
-def with_what(records: Sequence[Record]) -> list[Block]:
+def with_what(records: Sequence[Record]) -> list[MarkdownBlock]:
     """Code, versions and hardware, by how many sessions used them."""
     counts: dict[tuple[str, ...], int] = {}
     for found in records:
@@ -178,6 +193,6 @@ def with_what(records: Sequence[Record]) -> list[Block]:
             counts[key] = counts.get(key, 0) + 1
     if not counts:
         return []
-    rows = tuple(Cells((*key, str(count))) for key, count in sorted(counts.items()))
+    rows = tuple(TableRow((*key, str(count))) for key, count in sorted(counts.items()))
     headings = ("dcil", "Source", "torch", "Hardware", "Engine", "Precision", "Sessions")
-    return [Heading("Trained with"), Text(SOURCE), Table(headings, rows)]
+    return [Heading("Trained with"), Paragraph(SOURCE), Table(headings, rows)]

@@ -7,35 +7,37 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dcil.reproduce import mask_age, pictures, tables
+from dcil.report.formatting import NONE, NOT_RUN, number, signed, spread
+from dcil.report.page import Heading, MarkdownBlock, Paragraph, Table, TableRow
+from dcil.reproduce import figures, mask_age, tables
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.comparison import Ours, paces
-from dcil.reproduce.formatting import NONE, NOT_RUN, number, signed, spread
 from dcil.reproduce.iterations import CELLS, EPOCHS
-from dcil.reproduce.page import Block, Cells, Heading, Table, Text
 from dcil.reproduce.records import Record
 
 
-def blocks(ours: Ours, looks: Sequence[dict[str, Any]], found: dict[str, str]) -> list[Block]:
+def blocks(ours: Ours, looks: Sequence[dict[str, Any]], found: dict[str, str]) -> list[MarkdownBlock]:
     known = tables.known()
     run = [known[cell] for cell in known if cell in ours.by_cell]
     return [
         Heading(f"More methods on ResNet-20 ({tables.BEYOND})"),
-        Text(
+        Paragraph(
             "DCIL without its KL terms and methods that the paper quotes or does not mention, trained with its recipe "
             "instead of that of their own papers."
         ),
         further(ours, found),
         Heading("DCIL against DPF"),
-        Text("The paper's main claim: DCIL at its last epoch is above DPF at its best one."),
+        Paragraph("The paper's main claim: DCIL at its last epoch is above DPF at its best one."),
         claim(ours, run),
         Heading("Cost of training"),
-        Text("Median seconds per epoch, against DPF with the same network, hardware and runs at once; paper: 1.5."),
+        Paragraph(
+            "Median seconds per epoch, against DPF with the same network, hardware and runs at once; paper: 1.5."
+        ),
         cost(ours, run),
         *iterations(looks),
         *mask_age.blocks(ours, run),
         Heading("What mask updates do"),
-        Text(
+        Paragraph(
             "Change: weights revived by a mask update, in percent of the prunable weights, over the first and the last "
             "tenth of the epochs. Drop: top-1 right before a mask update minus top-1 right after it, over the updates "
             f"looked at in the first and second half of the training. {STAY}"
@@ -64,7 +66,7 @@ def further(ours: Ours, found: dict[str, str]) -> Table:
             spread(ours.values(cell, "std", "last")) or NONE,
             found.get(cell.id, ""),
         )
-        rows.append(Cells(texts, "" if ours.of(cell) else "missing"))
+        rows.append(TableRow(texts, "" if ours.of(cell) else "missing"))
     headings = ("Cell", "n", "Last", "Best", "Minus dense", "Std of the last 10 %", "Remarks")
     return Table(headings, tuple(rows))
 
@@ -78,7 +80,7 @@ def claim(ours: Ours, run: Sequence[Cell]) -> Table:
             last, best = ours.values(cell, "top-1", "last"), ours.values(dpf, "top-1", "best")
             ahead = statistics.fmean(last) - statistics.fmean(best)
             texts = (cell.id, spread(last), spread(best), signed(ahead), "holds" if ahead > 0 else "does not hold")
-            rows.append(Cells(texts, "" if ahead > 0 else "outside"))
+            rows.append(TableRow(texts, "" if ahead > 0 else "outside"))
     return Table(("Cell", "DCIL, last", "DPF, best", "Difference", "The claim"), tuple(rows))
 
 
@@ -90,35 +92,35 @@ def cost(ours: Ours, run: Sequence[Cell]) -> Table:
         for (hardware, at_once), seconds in sorted(paces(ours.of(cell)).items()):
             beside = reference.get((hardware, at_once))
             ratio = NONE if beside is None else f"{seconds / beside:.2f}"
-            rows.append(Cells((cell.id, hardware, str(at_once), number(seconds), ratio)))
+            rows.append(TableRow((cell.id, hardware, str(at_once), number(seconds), ratio)))
     return Table(("Cell", "Hardware", "Runs at once", "Seconds per epoch", "Relative to DPF"), tuple(rows))
 
 
-def iterations(looks: Sequence[dict[str, Any]]) -> list[Block]:
+def iterations(looks: Sequence[dict[str, Any]]) -> list[MarkdownBlock]:
     """The paper's figure: what `dcil reproduce iterations` saw, and what of it was not run."""
     rows = {(look["cell"], look["epoch"], look["seed"]): look_row(look) for look in looks}
     there = {place[:2] for place in rows}
     for cell, epoch in ((cell.id, epoch) for cell in CELLS for epoch in EPOCHS):
         if (cell, epoch) not in there:
-            rows[cell, epoch, 0] = Cells((cell, str(epoch), NONE, NOT_RUN, NONE, NONE), "missing")
+            rows[cell, epoch, 0] = TableRow((cell, str(epoch), NONE, NOT_RUN, NONE, NONE), "missing")
     headings = ("Cell", "Epoch", "Seed", "Mask changes", "Drop at a change", "Largest")
     epochs = sorted({look["epoch"] for look in looks})
     return [
         Heading("Accuracy after every iteration of an epoch"),
-        Text(
+        Paragraph(
             "`dcil reproduce iterations`: one epoch of one run, evaluated after each of its iterations. Drop: top-1 "
             "before minus top-1 after a mask change, mean ± standard deviation over the changes of that epoch."
         ),
         Table(headings, tuple(rows[place] for place in sorted(rows))),
-        *(pictures.iterations(epoch, [o for o in looks if o["epoch"] == epoch]) for epoch in epochs),
+        *(figures.iterations(epoch, [o for o in looks if o["epoch"] == epoch]) for epoch in epochs),
     ]
 
 
-def look_row(look: Mapping[str, Any]) -> Cells:
+def look_row(look: Mapping[str, Any]) -> TableRow:
     drops = [d for step, *_ in look["updates"] if (d := drop_at(look["top1"], step)) is not None]
     largest = number(max(drops)) if drops else NONE
     place = look["cell"], str(look["epoch"]), str(look["seed"])
-    return Cells((*place, str(len(drops)), spread(drops) or NONE, largest))
+    return TableRow((*place, str(len(drops)), spread(drops) or NONE, largest))
 
 
 def drop_at(top1: Sequence[float], step: int) -> float | None:
@@ -139,7 +141,7 @@ def updates(ours: Ours, run: Sequence[Cell]) -> Table:
                 *(spread([statistics.fmean(d[half]) for d in drops if d[half]]) or NONE for half in (0, 1)),
                 *stays(records),
             )
-            rows.append(Cells(texts))
+            rows.append(TableRow(texts))
     headings = (
         "Cell", "n", "Change, first %", "Change, last %", "Drop, first half", "Drop, second half",
         "Stays ended", "Mean stay", "Median stay", "Still in one",
@@ -181,9 +183,9 @@ def stays(records: Sequence[Record]) -> tuple[str, str, str, str]:
     return f"{total // len(found):,}", f"{mean:,.0f}", f"{low:,} to {2 * low - 1:,}", still
 
 
-def flips(ours: Ours, run: Sequence[Cell]) -> list[Block]:
+def flips(ours: Ours, run: Sequence[Cell]) -> list[MarkdownBlock]:
     """A picture per network: the cells of its main recipe."""
-    found: list[Block] = []
+    found: list[MarkdownBlock] = []
     for network in dict.fromkeys((cell.dataset, cell.model) for cell in run):
         cells = {
             cell.name: ours.of(cell)
@@ -192,5 +194,5 @@ def flips(ours: Ours, run: Sequence[Cell]) -> list[Block]:
             if any(any(record.column("updates")) for record in ours.of(cell))
         }
         if cells:
-            found.append(pictures.flips(f"{network[1]} on {network[0]}", f"flips-{'-'.join(network)}", cells))
+            found.append(figures.flips(f"{network[1]} on {network[0]}", f"flips-{'-'.join(network)}", cells))
     return found

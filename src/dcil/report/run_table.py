@@ -1,4 +1,4 @@
-"""Runs as rows of plain data, and those rows as text for a terminal or a page."""
+"""The table of runs: one row per run, means over seeds, as text for a terminal or a page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dcil.report.formatting import NONE, duration, number, plus_minus, signed
 from dcil.runs.read import RecordedRun
 
 if TYPE_CHECKING:
@@ -16,14 +17,13 @@ if TYPE_CHECKING:
 HEADINGS = ("Run", "Data set", "Model", "Method", "Sparsity", "Last", "vs dense", "Best", "Std", "Kept", "Time")
 CONSTANT = ("Data set", "Model")
 FIRST_NUMBER = HEADINGS.index("Sparsity")
-NONE = "\N{EN DASH}"
-# Two runs that differ only in these are the same experiment: the seed, and where things lie on the disk.
-NOT_THE_EXPERIMENT = {"seed", "out", "resume", "data_dir"}
+# Runs that differ only in these fields are seeds of one experiment.
+SEED_AND_PATHS = {"seed", "out", "resume", "data_dir"}
 
 
 @dataclass(frozen=True)
-class Row:
-    """One run, or with `n` > 1 the mean over runs that differ only in their seed (`*_spread`: sample std)."""
+class RunRow:
+    """One run, or with ``n`` > 1 the mean over runs that differ only in their seed (``*_spread``: sample std)."""
 
     label: str
     dataset: str
@@ -42,13 +42,13 @@ class Row:
     best_spread: float | None = None
 
 
-def rows(runs: Sequence[RecordedRun]) -> list[Row]:
-    """A row per run in the order given, runs that differ only in seed side by side and followed by their mean."""
+def rows(runs: Sequence[RecordedRun]) -> list[RunRow]:
+    """Return a row per run in the given order; runs that differ only in seed are grouped, their mean follows."""
     groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
         groups.setdefault(_experiment(run), []).append(run)
     dense = _dense_means(runs)
-    table: list[Row] = []
+    table: list[RunRow] = []
     for members in groups.values():
         table.extend(_row(run, dense) for run in members)
         # One run per seed: repeats of a seed would make the spread over seeds look smaller than it is.
@@ -59,12 +59,12 @@ def rows(runs: Sequence[RecordedRun]) -> list[Row]:
 
 
 def _experiment(run: RecordedRun) -> str:
-    config = {key: value for key, value in run.config.items() if key not in NOT_THE_EXPERIMENT}
+    config = {key: value for key, value in run.config.items() if key not in SEED_AND_PATHS}
     return json.dumps(config, sort_keys=True)
 
 
 def _dense_means(runs: Sequence[RecordedRun]) -> dict[tuple[str, str], float]:
-    """(data set, model) -> mean last accuracy of its finished dense runs."""
+    """Map (data set, model) to the mean last accuracy of its finished dense runs."""
     found: dict[tuple[str, str], list[float]] = {}
     for run in runs:
         if run.dense and run.complete and run.summary:
@@ -72,13 +72,13 @@ def _dense_means(runs: Sequence[RecordedRun]) -> dict[tuple[str, str], float]:
     return {key: statistics.fmean(values) for key, values in found.items()}
 
 
-def _row(run: RecordedRun, dense: dict[tuple[str, str], float]) -> Row:
+def _row(run: RecordedRun, dense: dict[tuple[str, str], float]) -> RunRow:
     summary = run.summary
     reference = dense.get((run.dataset, run.model))
     to_dense = None
     if summary and reference is not None and run.complete and not run.dense:
         to_dense = summary["last"] - reference
-    return Row(
+    return RunRow(
         label=run.label,
         dataset=run.dataset,
         model=run.model,
@@ -94,7 +94,7 @@ def _row(run: RecordedRun, dense: dict[tuple[str, str], float]) -> Row:
     )
 
 
-def _mean(members: Sequence[Row]) -> Row:
+def _mean(members: Sequence[RunRow]) -> RunRow:
     def mean(values: Sequence[float | None]) -> float | None:
         return statistics.fmean(value for value in values if value is not None) if None not in values else None
 
@@ -117,41 +117,25 @@ def _mean(members: Sequence[Row]) -> Row:
     )
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """The row as text, one cell per heading."""
+def cells(row: RunRow) -> tuple[str, ...]:
+    """Format the row, one cell per heading."""
     return (
         row.label,
         row.dataset,
         row.model,
         row.method,
         NONE if row.sparsity is None else f"{100 * row.sparsity:.2f} %",
-        _accuracy(row.last, row.last_spread),
-        NONE if row.to_dense is None else f"{row.to_dense:+.2f}".replace("-", "\N{MINUS SIGN}"),
-        _accuracy(row.best, row.best_spread),
-        NONE if row.std is None else f"{row.std:.2f}",
+        NONE if row.last is None else plus_minus(row.last, row.last_spread),
+        NONE if row.to_dense is None else signed(row.to_dense),
+        NONE if row.best is None else plus_minus(row.best, row.best_spread),
+        NONE if row.std is None else number(row.std),
         NONE if row.kept is None else f"{row.kept:,}",
         duration(row.seconds),
     )
 
 
-def _accuracy(value: float | None, spread: float | None) -> str:
-    if value is None:
-        return NONE
-    return f"{value:.2f}" if spread is None else f"{value:.2f} ± {spread:.2f}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the two units a reader wants: `8.3 s`, `4 min 05 s`, `2 h 07 min`."""
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def to_rich(table: Sequence[Row]) -> Table:
-    """The rows for a terminal."""
+def to_rich(table: Sequence[RunRow]) -> Table:
+    """Build the table for a terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
