@@ -172,7 +172,7 @@ def test_budget_stops_between_epochs_and_another_folder_goes_on(trained, tmp_pat
     def a_second_per_epoch(*_):
         return lambda epoch, part, row: now.append(now[-1] + (row is not None))
 
-    monkeypatch.setattr("dcil.reproduce.pool.lines", a_second_per_epoch)
+    monkeypatch.setattr("dcil.reproduce.pool.progress_lines", a_second_per_epoch)
     pool = Pool(CPU, Budget.of(2, lambda: now[-1]), Console(quiet=True))
     assert pool.run([run], lambda run: 0.1) == {}
     done = len(run.folder.metrics())
@@ -197,7 +197,7 @@ def test_a_budget_stops_an_epoch_that_takes_longer_than_was_thought(tmp_path, mo
     def a_second_per_step(*_):
         return lambda epoch, part, row: now.append(now[-1] + 1)
 
-    monkeypatch.setattr("dcil.reproduce.pool.lines", a_second_per_step)
+    monkeypatch.setattr("dcil.reproduce.pool.progress_lines", a_second_per_step)
     run = Run(DPF, 0, tmp_path, EPOCHS)
     assert Pool(CPU, Budget.of(10, lambda: now[-1]), Console(quiet=True)).run([run], lambda run: 0.1) == {}
     assert run.folder.started and not run.folder.metrics() and now[-1] < 12
