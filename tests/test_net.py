@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dcil import DCIL, DPF, METHODS, Dense, Filter, SparseNet, UserError, models, views
-from dcil.methods.dcil import distill
+from dcil.distillation import distill
 
 EVERY = pytest.mark.parametrize("name", NETWORKS)
 
@@ -358,8 +358,8 @@ def test_eval_sees_the_pruned_weights_whatever_the_method_trains_with():
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: DCIL(sparsity=95, steps=10), "sparsity=95"),
-        (lambda: DCIL(sparsity=1.0, steps=10), "below 1"),
+        (lambda: DCIL(sparsity=95, steps=10), "got 95"),
+        (lambda: DCIL(sparsity=1.0, steps=10), "must be >= 0 and < 1, got 1.0"),
         (lambda: DCIL(sparsity=-0.1, steps=10), "sparsity"),
         (lambda: DCIL(sparsity=0.5, steps=0), "steps"),
         (lambda: DCIL(sparsity=0.5, steps=5, every=-1), "every"),
@@ -549,10 +549,10 @@ def test_mistakes_of_a_first_script_are_named():
     for method in ("dcil", DCIL):
         with pytest.raises(UserError, match="is not a method"):
             SparseNet(model, method)
-    with pytest.raises(UserError, match=r"granularity='filter' cannot work; it is for this method .*Filter\(\)"):
+    with pytest.raises(UserError, match=r"granularity must be Weight\(\) or Filter\(\).*, got 'filter'"):
         DCIL(sparsity=0.5, steps=10, granularity="filter")
     net = SparseNet(model, DCIL(sparsity=0.5, steps=10)).eval()
-    with pytest.raises(UserError, match="gives in training"):
+    with pytest.raises(UserError, match=r"as net\(x\) returns them in training"):
         net.loss(net(torch.randn(3, 4)), torch.zeros(3, dtype=torch.long))
     with pytest.warns(UserWarning, match=r"asked for a sparsity of 0\.5, reached 0\.0000"):
         net.finalize()  # without a single net.step

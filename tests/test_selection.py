@@ -12,15 +12,15 @@ from torch import nn
 
 from dcil import DPF, Filter, Weight
 from dcil.method import StepContext
-from dcil.selection import changes, keep_largest, radix_select
-from dcil.weight import Layer
+from dcil.selection import count_changes, keep_largest, radix_select
+from dcil.weight import PrunableWeight
 
 shapes = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(lambda s: (s[0], *s[1:]) if len(s) > 1 else (s[0], 1))
 fractions = st.floats(0, 1, exclude_max=True)
 
 
-def layer(values: torch.Tensor, **where) -> Layer:
-    return Layer("w", nn.Parameter(values), torch.ones_like(values, dtype=torch.bool), **where)
+def layer(values: torch.Tensor, **where) -> PrunableWeight:
+    return PrunableWeight("w", nn.Parameter(values), torch.ones_like(values, dtype=torch.bool), **where)
 
 
 def masks_for(layers, sparsity, granularity):
@@ -89,7 +89,7 @@ def test_filters_of_a_transposed_convolution_are_its_outputs(groups):
     with torch.no_grad():
         conv.weight.copy_(torch.randn_like(conv.weight))
     one = layer(conv.weight.detach().clone(), transposed=True, conv_groups=groups)
-    assert torch.equal(one.fold(one.rows(one.weight)), one.weight)
+    assert torch.equal(one.from_rows(one.rows(one.weight)), one.weight)
     (mask,) = masks_for([one], 0.5, Filter())
     with torch.no_grad():
         conv.weight.mul_(mask)
@@ -108,4 +108,4 @@ def test_memory_format_does_not_change_the_order():
 def test_changes_counts_revived_and_dropped():
     old = [torch.tensor([True, True, False]), torch.tensor([False])]
     new = [torch.tensor([True, False, True]), torch.tensor([True])]
-    assert changes(old, new).tolist() == [2, 1]
+    assert count_changes(old, new).tolist() == [2, 1]

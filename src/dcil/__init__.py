@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from dcil.criteria import OBD, OBS, Criterion, Gradient, Magnitude, Taylor
 from dcil.errors import UserError
 from dcil.granularity import NM, Filter, Granularity, Weight
@@ -25,8 +27,8 @@ from dcil.methods import (
     Rewind,
     RigL,
 )
-from dcil.net import SparseNet, Update
-from dcil.schedule import Cubic
+from dcil.net import MaskObserver, SparseNet, Update
+from dcil.schedule import AtSteps, Constant, Cubic, Never, Schedule, Timeline
 from dcil.scope import ERK, Global, Scope, Uniform
 
 __version__ = "0.1.0"
@@ -47,7 +49,9 @@ __all__ = [
     "SET",
     "SFP",
     "SM",
+    "AtSteps",
     "AutoPrune",
+    "Constant",
     "Criterion",
     "Cubic",
     "Dense",
@@ -57,17 +61,28 @@ __all__ = [
     "Granularity",
     "L1Filter",
     "Magnitude",
+    "MaskObserver",
     "Method",
+    "Never",
     "OneShot",
     "Phase",
     "Rewind",
     "RigL",
+    "Schedule",
     "Scope",
     "SparseNet",
     "StepContext",
     "Taylor",
+    "Timeline",
     "Uniform",
     "Update",
     "UserError",
     "Weight",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Moment":  # renamed after 0.1; removed in 0.3 (docs/policy.md)
+        warnings.warn("dcil.Moment is now dcil.StepContext", DeprecationWarning, stacklevel=2)
+        return StepContext
+    raise AttributeError(f"module 'dcil' has no attribute {name!r}")

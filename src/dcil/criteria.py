@@ -1,6 +1,6 @@
-"""Criteria: how much each weight is worth, as one score per weight (larger = keep).
+"""Criteria: one score per weight (larger = keep).
 
-A criterion may watch the gradients of every step; what it remembers lives in the network's state, under its own keys.
+A criterion may accumulate statistics of the gradients; they live in the network's state, under its own keys.
 """
 
 from __future__ import annotations
@@ -14,35 +14,40 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcil.errors import UserError
-from dcil.weight import Layer
+from dcil.weight import PrunableWeight
 
 State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """``score`` gives a non-negative tensor of the weight's shape; the other hooks are for those that remember."""
+    """Scores weights; the hooks besides ``score`` are for criteria that accumulate statistics."""
 
     #: True where ``score`` is made of tensor operations on the device alone, so that an engine may record it.
     recordable: ClassVar[bool] = False
 
-    def start(self, layers: Sequence[Layer]) -> State:
-        """The tensors it remembers with."""
+    def init_state(self, layers: Sequence[PrunableWeight]) -> State:
+        """Create the tensors that ``observe`` accumulates into."""
         return {}
 
-    def observe(self, layers: Sequence[Layer], state: State) -> None:
-        """Take note of the gradients of a step."""
+    def observe(self, layers: Sequence[PrunableWeight], state: State) -> None:
+        """Accumulate the gradients of a step, in place."""
 
-    def score(self, layer: Layer, state: State) -> Tensor:
+    def score(self, layer: PrunableWeight, state: State) -> Tensor:
+        """A non-negative tensor of the weight's shape."""
         raise NotImplementedError("abstract: a criterion defines score")
 
-    def compensate(self, layer: Layer, dropped: Tensor, state: State) -> None:
-        """Move the weights that stay, to make up for those at ``dropped`` that are about to become zero."""
+    def compensate(self, layer: PrunableWeight, dropped: Tensor, state: State) -> None:
+        """Adjust the kept weights for those at ``dropped``, which are about to become zero."""
 
 
-def gradient_of(layer: Layer) -> Tensor:
+def gradient_of(layer: PrunableWeight) -> Tensor:
+    """The gradient of the last backward pass."""
     if layer.weight.grad is None:
-        raise UserError(f"the criterion needs the gradient of {layer.name}: call net.step after backward()")
+        raise UserError(
+            f"{layer.name} must have a gradient for this criterion, got None: call net.step after backward() "
+            "and before zero_grad()"
+        )
     return layer.weight.grad
 
 
@@ -52,28 +57,28 @@ class Magnitude(Criterion):
 
     recordable: ClassVar[bool] = True
 
-    def score(self, layer: Layer, state: State) -> Tensor:
+    def score(self, layer: PrunableWeight, state: State) -> Tensor:
         weight = layer.weight.detach()
         return (weight if weight.dtype == torch.double else weight.float()).square()
 
 
 @dataclass(frozen=True)
 class Gradient(Criterion):
-    """|g|: what the loss gains at first order by moving the weight (the DCIL authors' option ``grad``)."""
+    """|g|: what the loss gains at first order when the weight is moved (the DCIL authors' option ``grad``)."""
 
     recordable: ClassVar[bool] = True
 
-    def score(self, layer: Layer, state: State) -> Tensor:
+    def score(self, layer: PrunableWeight, state: State) -> Tensor:
         return gradient_of(layer).float().abs()
 
 
 @dataclass(frozen=True)
 class Taylor(Criterion):
-    """|w * g|: what the loss changes at first order if the weight goes (the DCIL authors' option ``syn``)."""
+    """|w * g|: what the loss changes at first order when the weight is pruned (the DCIL authors' option ``syn``)."""
 
     recordable: ClassVar[bool] = True
 
-    def score(self, layer: Layer, state: State) -> Tensor:
+    def score(self, layer: PrunableWeight, state: State) -> Tensor:
         return (layer.weight.detach() * gradient_of(layer)).float().abs()
 
 
@@ -89,15 +94,15 @@ class OBD(Criterion):
 
     recordable: ClassVar[bool] = True
 
-    def start(self, layers: Sequence[Layer]) -> State:
+    def init_state(self, layers: Sequence[PrunableWeight]) -> State:
         return {f"fisher.{layer.name}": torch.zeros_like(layer.weight) for layer in layers}
 
-    def observe(self, layers: Sequence[Layer], state: State) -> None:
+    def observe(self, layers: Sequence[PrunableWeight], state: State) -> None:
         for layer in layers:
             fisher, grad = state[f"fisher.{layer.name}"], gradient_of(layer)
             fisher.mul_(self.decay).addcmul_(grad, grad, value=1 - self.decay)
 
-    def score(self, layer: Layer, state: State) -> Tensor:
+    def score(self, layer: PrunableWeight, state: State) -> Tensor:
         return 0.5 * state[f"fisher.{layer.name}"].float() * layer.weight.detach().float().square()
 
 
@@ -118,7 +123,7 @@ class OBS(Criterion):
     damp: float = 1e-4
     samples: int = 256
 
-    def start(self, layers: Sequence[Layer]) -> State:
+    def init_state(self, layers: Sequence[PrunableWeight]) -> State:
         state: State = {}
         for layer in layers:
             blocks = -(-layer.weight.numel() // self.block)
@@ -129,7 +134,7 @@ class OBS(Criterion):
     def fresh(self, like: Tensor, blocks: int) -> Tensor:
         return torch.eye(self.block, device=like.device).repeat(blocks, 1, 1) / self.damp
 
-    def observe(self, layers: Sequence[Layer], state: State) -> None:
+    def observe(self, layers: Sequence[PrunableWeight], state: State) -> None:
         for layer in layers:
             inverse, seen = state[f"inverse.{layer.name}"], state[f"seen.{layer.name}"]
             full = seen >= self.samples  # on the device: nothing waits here
@@ -140,16 +145,16 @@ class OBS(Criterion):
             inverse.sub_(direction @ direction.mT / (self.samples + (g.mT @ direction)))
 
     def blocks(self, values: Tensor) -> Tensor:
-        """The values of a layer in rows of ``block``, the last one filled up with zeros."""
+        """Reshape a layer's values to rows of ``block``, the last one padded with zeros."""
         flat = values.detach().float().flatten()
         return F.pad(flat, (0, -len(flat) % self.block)).view(-1, self.block)
 
-    def score(self, layer: Layer, state: State) -> Tensor:
+    def score(self, layer: PrunableWeight, state: State) -> Tensor:
         diagonal = state[f"inverse.{layer.name}"].diagonal(dim1=1, dim2=2)
         scores = self.blocks(layer.weight).square() / (2 * diagonal)
         return scores.flatten()[: layer.weight.numel()].view_as(layer.weight)
 
-    def compensate(self, layer: Layer, dropped: Tensor, state: State) -> None:
+    def compensate(self, layer: PrunableWeight, dropped: Tensor, state: State) -> None:
         """Several weights of a block at once: -H^-1[:, Q] (H^-1[Q, Q])^-1 w_Q, one weight being Hassibi's formula."""
         inverse, w = state[f"inverse.{layer.name}"], self.blocks(layer.weight)
         q = self.blocks(dropped) > 0
@@ -158,5 +163,5 @@ class OBS(Criterion):
         system = torch.where(inside, inverse, torch.eye(self.block, device=inverse.device))
         solved = torch.linalg.solve(system, torch.where(q, w, 0.0).unsqueeze(2))
         moved = w - (inverse @ solved).squeeze(2)
-        kept = torch.where(q, w, moved)  # the dropped ones are set to zero by whoever drops them
+        kept = torch.where(q, w, moved)  # the caller sets the dropped ones to zero
         layer.weight.copy_(kept.flatten()[: layer.weight.numel()].view_as(layer.weight))

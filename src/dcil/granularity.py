@@ -1,6 +1,6 @@
-"""Granularities: what is pruned as one piece. Scores per weight -> scores per group; kept groups -> mask.
+"""Granularities: what is pruned as one group. Weight scores -> group scores; kept groups -> mask.
 
-Both directions speak of one layer; masks.py selects across layers in between.
+Both directions are about one layer; selection.py selects across layers in between.
 """
 
 from __future__ import annotations
@@ -11,69 +11,69 @@ import torch
 from torch import Tensor
 
 from dcil.errors import UserError
-from dcil.weight import Layer
+from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True)
 class Granularity:
-    """How the weights of a layer fall into groups that live and die together."""
+    """Divides the weights of a layer into groups that are pruned together."""
 
     @property
-    def most(self) -> float:
-        """No more than this part of the groups can be pruned."""
+    def max_sparsity(self) -> float:
+        """The largest part of the groups that can be pruned."""
         return 1.0
 
-    def fits(self, layer: Layer) -> bool:
-        """Can the layer be pruned like this? Otherwise it stays dense."""
+    def supports(self, layer: PrunableWeight) -> bool:
+        """Whether the layer can be pruned in these groups; otherwise it stays dense."""
         return True
 
-    def groups(self, layer: Layer, scores: Tensor) -> Tensor:
+    def groups(self, layer: PrunableWeight, scores: Tensor) -> Tensor:
         """Scores of the weight's shape -> one score per group, 1-D."""
         raise NotImplementedError("abstract: a granularity defines groups")
 
-    def mask(self, layer: Layer, kept: Tensor) -> Tensor:
+    def mask(self, layer: PrunableWeight, kept: Tensor) -> Tensor:
         """One bool per group -> a mask of the weight's shape."""
         raise NotImplementedError("abstract: a granularity defines mask")
 
-    def dead(self, layer: Layer) -> tuple[int, int]:
+    def count_pruned(self, layer: PrunableWeight) -> tuple[int, int]:
         """How many groups of the layer are pruned, and how many it has (waits for the device)."""
-        alive = layer.rows(layer.mask).flatten()
-        return int((~alive).sum()), alive.numel()
+        kept = layer.rows(layer.mask).flatten()
+        return int((~kept).sum()), kept.numel()
 
 
 @dataclass(frozen=True)
 class Weight(Granularity):
-    """Single weights: unstructured pruning."""
+    """Prune single weights: unstructured pruning."""
 
-    def groups(self, layer: Layer, scores: Tensor) -> Tensor:
+    def groups(self, layer: PrunableWeight, scores: Tensor) -> Tensor:
         return layer.rows(scores).flatten()
 
-    def mask(self, layer: Layer, kept: Tensor) -> Tensor:
-        return layer.fold(kept)
+    def mask(self, layer: PrunableWeight, kept: Tensor) -> Tensor:
+        return layer.from_rows(kept)
 
 
 @dataclass(frozen=True)
 class Filter(Granularity):
-    """Whole output filters (rows of a Linear), each scored by the mean of its weights' scores."""
+    """Prune whole output filters (rows of a Linear), each scored by the mean of its weights' scores."""
 
-    def groups(self, layer: Layer, scores: Tensor) -> Tensor:
+    def groups(self, layer: PrunableWeight, scores: Tensor) -> Tensor:
         # Summed in double so that the order of summation, which differs by device, cannot change the ranking.
         return layer.rows(scores).double().mean(dim=1).float()
 
-    def mask(self, layer: Layer, kept: Tensor) -> Tensor:
-        return layer.fold(kept[:, None].expand_as(layer.rows(layer.mask)))
+    def mask(self, layer: PrunableWeight, kept: Tensor) -> Tensor:
+        return layer.from_rows(kept[:, None].expand_as(layer.rows(layer.mask)))
 
-    def dead(self, layer: Layer) -> tuple[int, int]:
-        alive = layer.rows(layer.mask).any(1)
-        return int((~alive).sum()), alive.numel()
+    def count_pruned(self, layer: PrunableWeight) -> tuple[int, int]:
+        kept = layer.rows(layer.mask).any(1)
+        return int((~kept).sum()), kept.numel()
 
 
 @dataclass(frozen=True)
 class NM(Granularity):
-    """N:M sparsity: of every ``m`` weights that follow each other along the input channels, ``n`` stay.
+    """N:M sparsity: of every ``m`` weights that follow each other along the input channels, ``n`` are kept.
 
-    A weight may go only if it is among the m - n smallest of its m, so a layer is N:M, or on the way there, at any
-    sparsity up to 1 - n / m; of equal ones the first stays. A layer whose input channels m does not divide stays dense.
+    Only the m - n smallest of each m may be pruned, so a layer is N:M, or on the way there, at any sparsity up to
+    1 - n / m; of equal ones the first is kept. A layer whose input channels m does not divide stays dense.
     """
 
     n: int = 2
@@ -81,21 +81,21 @@ class NM(Granularity):
 
     def __post_init__(self) -> None:
         if not 0 < self.n < self.m:
-            raise UserError(f"{self.n}:{self.m} is no N:M sparsity: it takes 0 < N < M, as in 2:4")
+            raise UserError(f"N:M sparsity must have 0 < N < M, got {self.n}:{self.m} (2:4 runs on GPUs)")
 
     @property
-    def most(self) -> float:
+    def max_sparsity(self) -> float:
         return 1 - self.n / self.m
 
-    def fits(self, layer: Layer) -> bool:
+    def supports(self, layer: PrunableWeight) -> bool:
         return not layer.transposed and layer.weight.shape[1] % self.m == 0
 
-    def groups(self, layer: Layer, scores: Tensor) -> Tensor:
+    def groups(self, layer: PrunableWeight, scores: Tensor) -> Tensor:
         along = scores.movedim(1, -1).reshape(-1, self.m)
         order = along.argsort(dim=1, descending=True, stable=True)
         safe = torch.zeros_like(along, dtype=torch.bool).scatter_(1, order[:, : self.n], True)
         return along.masked_fill(safe, torch.inf).flatten()
 
-    def mask(self, layer: Layer, kept: Tensor) -> Tensor:
+    def mask(self, layer: PrunableWeight, kept: Tensor) -> Tensor:
         shape = layer.weight.movedim(1, -1).shape
         return kept.reshape(shape).movedim(-1, 1)

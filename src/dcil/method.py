@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,10 @@ from dcil import views
 from dcil.criteria import Criterion, Magnitude, State
 from dcil.errors import UserError
 from dcil.granularity import Filter, Granularity, Weight
-from dcil.schedule import Cubic
+from dcil.schedule import Cubic, Schedule, Timeline
 from dcil.scope import Global, Scope
-from dcil.selection import changes, select
-from dcil.weight import Layer
+from dcil.selection import count_changes, select
+from dcil.weight import PrunableWeight
 
 Task = Callable[[Any, Any], Tensor]
 
@@ -30,11 +30,11 @@ class StepContext:
     layers      the prunable weights with their masks
     step        optimizer steps taken
     optimizer   the user's, where it was given
-    state       what the method and its criterion remember, by name; saved and resumed with the network
+    state       tensors of the method and its criterion, by name; saved and resumed with the network
     model       the user's network
     """
 
-    layers: Sequence[Layer]
+    layers: Sequence[PrunableWeight]
     step: int
     optimizer: Optimizer | None
     state: State
@@ -50,6 +50,32 @@ class Phase:
     start: int | None = 0
 
 
+@dataclass(frozen=True)
+class Selection:
+    """The key of the base class's mask update: everything that its result depends on besides tensors."""
+
+    sparsity: float
+    granularity: Granularity
+    criterion: Criterion
+    scope: Scope
+
+
+class StepHooks(Protocol):
+    """What ``SparseNet.step`` calls: the method itself, or an engine that has recorded the same computation."""
+
+    def after_step(self, context: StepContext) -> None: ...
+
+    def update_masks(self, context: StepContext) -> Tensor: ...
+
+
+#: Key -> the hooks whose computation it declares. A subclass that overrides one of them must declare the key anew.
+DECLARES = {
+    "loss_key": ("prepare", "view", "loss", "after_step"),
+    "view_key": ("view",),
+    "update_key": ("update", "group_scores"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """Dynamic pruning by score: every F steps the masks are recomputed from all weights, pruned ones included.
@@ -61,10 +87,11 @@ class Method:
     every         F of the paper: steps from one mask update to the next; 0 is once per epoch
     epoch_steps   steps in an epoch, 1 if unknown
     smooth        let the sparsity grow with every step, not once per epoch as the authors do
-    granularity   what is pruned as one piece
-    criterion     what a weight is worth
-    scope         how the pruned groups are spread over the layers
-    stem, shortcuts, classifier   are the first layer, the shortcut convolutions, the classifier prunable too
+    schedule      when the masks are updated, and how sparse they are then
+    granularity   what is pruned as one group
+    criterion     how a weight is scored
+    scope         how the pruned groups are distributed over the layers
+    stem, shortcuts, classifier   whether the first layer, the shortcut convolutions, the classifier are prunable too
     seed          of the method's own random choices
     """
 
@@ -75,6 +102,7 @@ class Method:
     every: int = 16
     epoch_steps: int = 1
     smooth: bool = False
+    schedule: Schedule = Cubic()
     granularity: Granularity = Weight()
     criterion: Criterion = Magnitude()
     scope: Scope = Global()
@@ -85,31 +113,38 @@ class Method:
 
     #: Path name -> the view its layers see in training. The first path, "pruned", is the product.
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.kept}
-    #: False for a method that leaves every weight in place, so that no sparsity is asked of it.
+    #: False for a method that prunes no weight, so that no sparsity is asked of it.
     prunes: ClassVar[bool] = True
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, Filter)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for key, hooks in DECLARES.items():
+            if key not in vars(cls) and any(hook in vars(cls) for hook in hooks):
+                setattr(cls, key, _undeclared)
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            self.require(field.name, not isinstance(value, float) or math.isfinite(value), "a finite number")
-        self.require("sparsity", 0 <= self.sparsity < 1, "a fraction, at least 0 and below 1 (0.95 prunes 95 %)")
-        self.require("steps", self.steps >= 1, "the number of optimizer steps, at least 1")
-        self.require("finetune", self.finetune >= 0, "a number of steps, 0 (none) or more")
-        self.require("ramp", 0 < self.ramp <= 1, "the part of the steps in which sparsity grows, above 0, at most 1")
-        self.require("every", self.every >= 0, "a number of steps, at least 1, or 0 for once per epoch")
-        self.require("epoch_steps", self.epoch_steps >= 1, "a number of steps, at least 1")
+            self.require(field.name, not isinstance(value, float) or math.isfinite(value), "finite")
+        self.require("sparsity", 0 <= self.sparsity < 1, ">= 0 and < 1", "0.95 prunes 95 %")
+        self.require("steps", self.steps >= 1, ">= 1", "optimizer steps of the training")
+        self.require("finetune", self.finetune >= 0, ">= 0", "steps; 0 is no fine-tuning")
+        self.require("ramp", 0 < self.ramp <= 1, "> 0 and <= 1", "the part of the steps in which the sparsity grows")
+        self.require("every", self.every >= 0, ">= 0", "steps; 0 is once per epoch")
+        self.require("epoch_steps", self.epoch_steps >= 1, ">= 1")
         names = " or ".join(f"{kind.__name__}()" for kind in self.granularities)
-        self.require("granularity", isinstance(self.granularity, self.granularities), f"for this method {names}")
-        most = self.granularity.most
-        self.require("sparsity", self.sparsity <= most, f"with {self.granularity} at most {most:g}")
+        self.require("granularity", isinstance(self.granularity, self.granularities), names, "for this method")
+        most = self.granularity.max_sparsity
+        self.require("sparsity", self.sparsity <= most, f"<= {most:g}", f"with {self.granularity}")
 
-    def require(self, field: str, ok: bool, right: str) -> None:
-        """The check of one setting; the message says what was given and what would be right."""
+    def require(self, field: str, ok: bool, must: str, hint: str = "") -> None:
+        """Refuse a setting: the message says what must hold, what was given, and the way out."""
         if not ok:
-            raise UserError(f"{type(self).__name__}: {field}={getattr(self, field)!r} cannot work; it is {right}")
+            way_out = f" ({hint})" if hint else ""
+            raise UserError(f"{type(self).__name__}: {field} must be {must}, got {getattr(self, field)!r}{way_out}")
 
-    # -- when --------------------------------------------------------------------------------------------------------
+    # -- when the masks are updated ----------------------------------------------------------------------------------
 
     @property
     def period(self) -> int:
@@ -118,83 +153,113 @@ class Method:
 
     @property
     def target_step(self) -> int:
-        """The step at which the sparsity asked for is reached."""
+        """The step at which the final sparsity is reached."""
         return max(1, round(self.ramp * self.steps))
+
+    @property
+    def timeline(self) -> Timeline:
+        """The method's times in steps. No update after the last one: the network would have no step to adapt."""
+        return Timeline(
+            sparsity=self.sparsity,
+            target=self.target_step,
+            hold=1 if self.smooth else self.epoch_steps,
+            every=self.period,
+            first=0,
+            last=self.steps - 1,
+            extra=(self.target_step,),
+            steps=self.steps,
+            seed=self.seed,
+        )
+
+    @property
+    def active_schedule(self) -> Schedule:
+        """``schedule``, unless another setting chooses one."""
+        return self.schedule
 
     def sparsity_at(self, step: int) -> float:
         """The scheduled sparsity after ``step`` optimizer steps."""
-        return Cubic(self.sparsity, self.target_step, 1 if self.smooth else self.epoch_steps)(step)
+        return self.active_schedule.sparsity(step, self.timeline)
 
     def due(self, step: int) -> bool:
-        """Do the masks move after ``step`` steps? Not after the last one: the net would have no step to adapt."""
-        return step == self.target_step or (step % self.period == 0 and step < self.steps)
+        """Whether the masks are updated after ``step`` optimizer steps."""
+        return self.active_schedule.due(step, self.timeline)
 
     def phases(self) -> tuple[Phase, ...]:
-        """What happens one after the other, for whoever sets the learning rate and counts the epochs."""
+        """The phases of training in order, for whoever sets the learning rate and counts the epochs."""
         train = Phase("train", self.steps)
         return (train, Phase("fine-tune", self.finetune, start=None)) if self.finetune else (train,)
 
-    # -- what --------------------------------------------------------------------------------------------------------
+    # -- how a mask is decided ---------------------------------------------------------------------------------------
+
+    def update_masks(self, context: StepContext) -> Tensor:
+        """Run ``update``; returns how many weights it (revived, dropped), still on the device."""
+        before = [layer.mask.clone() for layer in context.layers]
+        self.update(context)
+        return count_changes(before, [layer.mask for layer in context.layers])
+
+    def update(self, context: StepContext) -> None:
+        """Recompute the masks, in place; called when ``due``."""
+        layers = [layer for layer in context.layers if self.granularity.supports(layer)]
+        scores = [self.group_scores(layer, context.state) for layer in layers]
+        kept = select(scores, self.sparsity_at(context.step), self.scope, layers)
+        for layer, groups in zip(layers, kept, strict=True):
+            layer.mask.copy_(self.granularity.mask(layer, groups))
+
+    def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
+        """One score per group of the layer, 1-D."""
+        return self.granularity.groups(layer, self.criterion.score(layer, state))
+
+    # -- the other hooks ---------------------------------------------------------------------------------------------
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """The network to train: the user's, unless the method needs other layers."""
+        """Return the network to train: the user's, unless the method needs other layers."""
         return model
 
-    def takes(self, name: str) -> bool:
-        """Is the weight called ``name`` prunable, by default? For methods that treat some layers only."""
+    def is_prunable(self, name: str) -> bool:
+        """Whether the weight called ``name`` is prunable by default, for methods that prune some layers only."""
         return True
 
-    def remember(self, layers: Sequence[Layer], model: nn.Module) -> State:
-        """The tensors that the method keeps from step to step."""
-        return self.criterion.start(layers)
+    def init_state(self, layers: Sequence[PrunableWeight], model: nn.Module) -> State:
+        """Create the tensors that the method keeps from step to step."""
+        return self.criterion.init_state(layers)
 
-    def start(self, now: StepContext) -> None:
-        """Before the first step; the masks are all True."""
+    def start(self, context: StepContext) -> None:
+        """Called before the first step; the masks are all True."""
 
-    def see(self, path: str, layer: Layer, state: State) -> Tensor:
+    def view(self, path: str, layer: PrunableWeight, state: State) -> Tensor:
         """The tensor that a layer computes with on ``path``, in training."""
         return self.paths[path](layer.weight, layer.mask)
 
     def loss(self, outputs: Mapping[str, Any], target: Any, task: Task, step: int) -> Tensor:
-        """The sum of the task's loss over the paths; ``step`` counts the steps already taken."""
+        """Sum the task's loss over the paths; ``step`` counts the steps already taken."""
         return torch.stack([task(output, target) for output in outputs.values()]).sum()
 
-    def after_step(self, now: StepContext) -> None:
-        """After every optimizer step, before the masks move: tensor operations in place and nothing else."""
-        self.criterion.observe(now.layers, now.state)
-
-    def update(self, now: StepContext) -> None:
-        """Move the masks, in place; called when ``due``."""
-        layers = [layer for layer in now.layers if self.granularity.fits(layer)]
-        scores = [self.group_scores(layer, now.state) for layer in layers]
-        kept = select(scores, self.sparsity_at(now.step), self.scope, layers)
-        for layer, groups in zip(layers, kept, strict=True):
-            layer.mask.copy_(self.granularity.mask(layer, groups))
-
-    def move_masks(self, now: StepContext) -> Tensor:
-        """``update``, and how many weights it (revived, dropped), still on the device."""
-        before = [layer.mask.clone() for layer in now.layers]
-        self.update(now)
-        return changes(before, [layer.mask for layer in now.layers])
-
-    def group_scores(self, layer: Layer, state: State) -> Tensor:
-        """One score per group of the layer, 1-D."""
-        return self.granularity.groups(layer, self.criterion.score(layer, state))
+    def after_step(self, context: StepContext) -> None:
+        """Called after every optimizer step, before a mask update: tensor operations in place and nothing else."""
+        self.criterion.observe(context.layers, context.state)
 
     def notes(self, model: nn.Module) -> list[str]:
-        """What somebody who reads the result of a run should know."""
+        """What a reader of the run's result should know."""
         return []
 
-    def form(self, step: int) -> Hashable:
-        """What ``loss``, ``see`` and ``after_step`` depend on besides their tensors: equal forms do the same
-        computation, so that an engine may record it once and replay it."""
-        return None
+    # -- what an engine may record -----------------------------------------------------------------------------------
+    # Steps with equal keys do the same computation on other tensors, so that it may be recorded once and replayed.
+    # None: not to be recorded. A subclass that overrides a hook (see DECLARES) without its key is not recorded.
 
-    def update_form(self, step: int) -> Hashable:
-        """As ``form``, for ``update``; None where more counts: random numbers, values read from the device."""
-        return self.sparsity_at(step) if type(self).update is Method.update and self.scores_on_device else None
+    def loss_key(self, step: int) -> Hashable:
+        """What ``view``, ``loss`` and ``after_step`` depend on besides their tensors."""
+        return ()
 
-    @property
-    def scores_on_device(self) -> bool:
-        """Are the scores made of tensor operations alone? A method that makes its own may need the host."""
-        return type(self).group_scores is Method.group_scores and self.criterion.recordable
+    def view_key(self, path: str) -> views.View | None:
+        """The elementwise view that ``view`` is on ``path``; None where it is more than that."""
+        return self.paths[path]
+
+    def update_key(self, step: int) -> Hashable:
+        """What ``update`` depends on besides its tensors; None where it needs the host."""
+        if not self.criterion.recordable:
+            return None
+        return Selection(self.sparsity_at(step), self.granularity, self.criterion, self.scope)
+
+
+def _undeclared(self: Method, *args: object) -> None:
+    """The key of a subclass that overrides a hook and says nothing about recording it."""

@@ -1,12 +1,12 @@
-"""SparseNet: one unmodified module, seen through a method's views on one or more paths."""
+"""SparseNet: one unmodified module, computed through a method's views on one or more paths."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 
 from dcil import views
 from dcil.errors import UserError, unknown
-from dcil.method import Method, StepContext, Task
-from dcil.partition import Choice, find_private, find_prunable, single_pass
-from dcil.weight import Layer
+from dcil.method import Method, StepContext, StepHooks, Task
+from dcil.partition import Choice, checkpointing_refused, find_private, find_prunable
+from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,14 @@ class Update:
 
     step: int
     changes: Tensor
+
+
+class MaskObserver(Protocol):
+    """Is told of every mask update; see ``SparseNet.add_observer``."""
+
+    def before_update(self, step: int) -> None: ...
+
+    def after_update(self, update: Update) -> None: ...
 
 
 class SparseNet(nn.Module):
@@ -60,9 +68,8 @@ class SparseNet(nn.Module):
         super().__init__()
         if not isinstance(method, Method):
             raise UserError(f"{method!r} is not a method; one is DCIL(sparsity=0.95, steps=60_000)")
-        model = method.prepare(model)
-        self.model = model
         self.method = method
+        self.model = model = method.prepare(model)
         owned = find_private(model, private, classifier)
         self._prunable = find_prunable(model, prunable, owned, method)
         if private is None:  # a weight asked for by name is prunable, even if it would be private by default
@@ -73,25 +80,30 @@ class SparseNet(nn.Module):
         for name in self._prunable:
             mask = torch.ones_like(model.get_parameter(name), dtype=torch.bool)
             self._masks.register_buffer(_plain(name), mask)
-        if not any(map(method.granularity.fits, self.layers)):
+        if not any(map(method.granularity.supports, self.layers)):
             raise UserError(f"nothing to prune: {method.granularity} fits no layer of {type(model).__name__}")
-        self._private = nn.Module()
-        for path in list(method.paths)[1:]:
-            self._private.add_module(path, nn.Module())
-            for name, module in copy.deepcopy(owned).items():  # all at once, so that what is tied stays tied
-                self._private.get_submodule(path).add_module(_plain(name), module)
-        own = {id(p) for module in owned.values() for p in module.parameters()}
-        self._shared = [n for n, p in model.named_parameters() if n not in self._prunable and id(p) not in own]
-        own = {id(b) for module in owned.values() for b in module.buffers()}
-        self._shared_buffers = [n for n, b in model.named_buffers() if id(b) not in own]
+        self._copy_private(owned)
         self._state = nn.Module()
-        for name, tensor in method.remember(self.layers, model).items():
+        for name, tensor in method.init_state(self.layers, model).items():
             self._state.register_buffer(_plain(name), tensor)
         self._steps_done = 0
-        self.mover: Callable[[StepContext], Tensor] = method.move_masks  # an engine puts its recorded form in place
+        self.hooks: StepHooks = method  # an engine that has recorded them puts its own in place
+        self._observers: list[MaskObserver] = []
         self.train()
         with torch.no_grad():
-            method.start(self.moment(None))
+            method.start(self.context(None))
+
+    def _copy_private(self, owned: Mapping[str, nn.Module]) -> None:
+        """Give each further path its own copies of the private modules; everything else is shared."""
+        self._private = nn.Module()
+        for path in list(self.method.paths)[1:]:
+            self._private.add_module(path, nn.Module())
+            for name, module in copy.deepcopy(dict(owned)).items():  # all at once, so that what is tied stays tied
+                self._private.get_submodule(path).add_module(_plain(name), module)
+        own = {id(t) for module in owned.values() for t in (*module.parameters(), *module.buffers())}
+        parameters, buffers = self.model.named_parameters(), self.model.named_buffers()
+        self._shared = [n for n, p in parameters if n not in self._prunable and id(p) not in own]
+        self._shared_buffers = [n for n, b in buffers if id(b) not in own]
 
     # -- the paths -----------------------------------------------------------------------------------------------
 
@@ -106,7 +118,7 @@ class SparseNet(nn.Module):
         if name not in self.method.paths:
             raise unknown("path", name, self.method.paths)
         seen = self.tensors(name)
-        with single_pass():
+        with checkpointing_refused():
             output = functional_call(self.model, seen, args, kwargs)
         if name != "pruned":  # a module that assigned its buffer anew left the new one in ``seen``
             for key, buffer in self._private.get_submodule(name).named_buffers():
@@ -115,11 +127,11 @@ class SparseNet(nn.Module):
         return output
 
     def tensors(self, path: str) -> dict[str, Tensor]:
-        """What the model's layers see on ``path`` instead of their own tensors."""
+        """What the model's layers compute with on ``path`` instead of their own tensors."""
         if path == "pruned" and not self.training:  # the product is M * W, whatever the method trains with
             seen = {layer.name: views.kept(layer.weight, layer.mask) for layer in self.layers}
         else:
-            seen = {layer.name: self.method.see(path, layer, self.state) for layer in self.layers}
+            seen = {layer.name: self.method.view(path, layer, self.state) for layer in self.layers}
         if path != "pruned":
             seen |= {name: self.model.get_parameter(name).detach() for name in self._shared}
             seen |= {name: self.model.get_buffer(name).clone() for name in self._shared_buffers}
@@ -133,23 +145,37 @@ class SparseNet(nn.Module):
     def loss(self, outputs: Mapping[str, Any], target: Any, task: Task = F.cross_entropy) -> Tensor:
         """The method's loss over all paths; ``task(output, target)`` is the loss of one."""
         if not isinstance(outputs, Mapping):
-            raise UserError("loss takes what net(x) gives in training; in evaluation (net.eval()) that is one output")
+            raise UserError(
+                f"net.loss must get the outputs of all paths, as net(x) returns them in training, got "
+                f"{type(outputs).__name__}: call net.train() first, or use your task's loss in evaluation"
+            )
         return self.method.loss(outputs, target, task, self._steps_done)
 
     @torch.no_grad()
     def step(self, optimizer: Optimizer | None = None) -> Update | None:
-        """Count an optimizer step and move the masks when they are due; says what changed, or None."""
+        """Count an optimizer step and update the masks when they are due; returns what changed, or None.
+
+        This is the only place where steps are counted: engines call it too, and observers are told from here.
+        """
         self._steps_done += 1
-        self.method.after_step(self.moment(optimizer))
-        return self.move(optimizer) if self.method.due(self._steps_done) else None
+        self.hooks.after_step(self.context(optimizer))
+        return self.update_masks(optimizer) if self.method.due(self._steps_done) else None
 
     @torch.no_grad()
-    def move(self, optimizer: Optimizer | None) -> Update:
-        """Move the masks to where the method wants them after the steps done, whether that is due or not."""
-        now = self.moment(optimizer)
-        return Update(now.step, self.mover(now))
+    def update_masks(self, optimizer: Optimizer | None = None) -> Update:
+        """Recompute the masks for the steps done, whether that is due or not."""
+        for observer in self._observers:
+            observer.before_update(self._steps_done)
+        update = Update(self._steps_done, self.hooks.update_masks(self.context(optimizer)))
+        for observer in self._observers:
+            observer.after_update(update)
+        return update
 
-    def moment(self, optimizer: Optimizer | None) -> StepContext:
+    def add_observer(self, observer: MaskObserver) -> None:
+        """Tell ``observer`` of every mask update from now on, before and after it."""
+        self._observers.append(observer)
+
+    def context(self, optimizer: Optimizer | None) -> StepContext:
         """What the method's hooks work on, now."""
         return StepContext(self.layers, self._steps_done, optimizer, self.state, self.model)
 
@@ -158,13 +184,13 @@ class SparseNet(nn.Module):
         """Optimizer steps counted so far."""
         return self._steps_done
 
-    # -- what came of it -----------------------------------------------------------------------------------------
+    # -- results --------------------------------------------------------------------------------------------------
 
     @property
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[PrunableWeight]:
         """The prunable weights with their masks: live tensors."""
         return [
-            Layer(name, self.model.get_parameter(name), mask, found.transposed, found.conv_groups)
+            PrunableWeight(name, self.model.get_parameter(name), mask, found.transposed, found.conv_groups)
             for (name, mask), found in zip(self.masks.items(), self._prunable.values(), strict=True)
         ]
 
@@ -175,7 +201,7 @@ class SparseNet(nn.Module):
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """What the method remembers, by name: live tensors."""
+        """The method's tensors by name, live."""
         return {name.replace("/", "."): tensor for name, tensor in self._state.named_buffers()}
 
     @property
@@ -187,14 +213,14 @@ class SparseNet(nn.Module):
     def groups(self) -> tuple[int, int]:
         """How many of the groups that the method prunes (weights, filters) are pruned, and how many there are."""
         granularity = self.method.granularity
-        pairs = [granularity.dead(layer) for layer in self.layers if granularity.fits(layer)]
+        pairs = [granularity.count_pruned(layer) for layer in self.layers if granularity.supports(layer)]
         return sum(dead for dead, _ in pairs), sum(groups for _, groups in pairs)
 
     def notes(self) -> list[str]:
-        """What somebody who reads the result should know (waits for the device)."""
+        """What a reader of the result should know (waits for the device)."""
         found = [f"layer {name} lost every weight: nothing passes it any more" for name in self.empty_layers()]
         granularity, asked = self.method.granularity, self.method.sparsity
-        if misfits := [layer.name for layer in self.layers if not granularity.fits(layer)]:
+        if misfits := [layer.name for layer in self.layers if not granularity.supports(layer)]:
             found.append(f"{granularity} does not fit these layers, which stay dense: {', '.join(misfits)}")
         dead, groups = self.groups()
         if abs(dead - int(asked * groups)) > 0.005 * groups:

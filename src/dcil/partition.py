@@ -1,4 +1,4 @@
-"""The parts of a network: which weights can be pruned, which modules every path has for itself."""
+"""Partition: which weights of a network are prunable, which modules are private to each path."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True)
-class Prunable:
-    """Where the layer of a prunable weight stores its output filters (see layer.py)."""
+class FilterLayout:
+    """Where a prunable weight stores its output filters (see weight.py)."""
 
     transposed: bool = False
     conv_groups: int = 1
 
 
 def is_norm(module: nn.Module) -> bool:
-    """A normalisation layer: torch's own, or a leaf module that calls itself one (an RMSNorm from elsewhere)."""
+    """Whether the module is a norm layer: torch's own, or a leaf module named like one (another library's RMSNorm)."""
     named_so = "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
     return isinstance(module, NORMS) or (named_so and not isinstance(module, (nn.Linear, _ConvNd)))
 
 
 def find_private(model: nn.Module, private: Choice | None, classifier: str | None) -> dict[str, nn.Module]:
-    """The modules each path owns: by default the norm layers and the classifier."""
+    """Find the modules that each path has copies of: by default the norm layers and the classifier."""
     modules = dict(model.named_modules())
     if private is not None:
         chosen = dict(matching(modules, private, "private"))
@@ -53,7 +53,7 @@ def find_private(model: nn.Module, private: Choice | None, classifier: str | Non
 
 
 def find_classifier(model: nn.Module, modules: dict[str, nn.Module], classifier: str | None) -> str:
-    """The name given, or that of the last Linear layer in order of registration."""
+    """Find the classifier's name: the one given, or that of the last Linear layer in order of registration."""
     if classifier is not None:
         if classifier not in modules:
             raise unknown("module for classifier=", classifier, (n for n in modules if n))
@@ -77,25 +77,25 @@ def find_classifier(model: nn.Module, modules: dict[str, nn.Module], classifier:
 
 def find_prunable(
     model: nn.Module, prunable: Choice | None, private: dict[str, nn.Module], method: Method
-) -> dict[str, Prunable]:
-    """Parameter name -> what is prunable: by default every Conv and Linear weight that is trained and not private,
-    less the first layer or the shortcuts, plus the classifier, where the method wants that.
+) -> dict[str, FilterLayout]:
+    """Find the prunable weights, by parameter name: by default every Conv and Linear weight that is trained and not
+    private, without the first layer or the shortcuts and with the classifier where the method's settings say so.
 
-    Patterns and predicates speak of parameter names (``layer1.*.weight``) or of the module that owns them (``fc``).
+    Patterns and predicates match parameter names (``layer1.*.weight``) or the module that owns them (``fc``).
     A weight shared by several modules appears once, under its first name.
     """
     check_ready(model)
     names = {id(p): name for name, p in model.named_parameters()}
     if prunable is None:
-        trained = [(m, w) for m, w in weights_of(model, method, private) if w.requires_grad]
-        chosen = [(m, w) for m, w in trained if method.takes(names[id(w)])]
+        trained = [(m, w) for m, w in default_weights(model, method, private) if w.requires_grad]
+        chosen = [(m, w) for m, w in trained if method.is_prunable(names[id(w)])]
     else:
         chosen = list(weights_matching(model, prunable))
-    found: dict[str, Prunable] = {}
+    found: dict[str, FilterLayout] = {}
     for module, weight in chosen:
         transposed = isinstance(module, _ConvTransposeNd) and weight is module.weight
         groups = module.groups if isinstance(module, _ConvTransposeNd) and transposed else 1
-        found.setdefault(names[id(weight)], Prunable(transposed, groups))
+        found.setdefault(names[id(weight)], FilterLayout(transposed, groups))
     if not found:
         raise UserError(
             f"nothing to prune: {type(model).__name__} has no trainable Conv or Linear weight besides its private "
@@ -104,30 +104,31 @@ def find_prunable(
     return found
 
 
-#: A layer that runs again in the backward pass runs outside of its path.
-TWICE = "checkpoints its activations: the second forward pass would see the unmasked weights; switch that off"
+#: A layer that is recomputed in the backward pass is recomputed outside of its path's views.
+RECOMPUTED = "checkpoints its activations: the second forward pass would see the unmasked weights; switch that off"
 
 
 @contextmanager
-def single_pass() -> Iterator[None]:
-    """While open, torch.utils.checkpoint(use_reentrant=False) says that it cannot be used."""
+def checkpointing_refused() -> Iterator[None]:
+    """Make torch.utils.checkpoint(use_reentrant=False) raise while the context is open."""
     with ExitStack() as stack:
         if not torch.compiler.is_compiling():
             # Torch refuses where something around the whole network uses these hooks already, which is fine.
             with suppress(RuntimeError):
-                stack.enter_context(disable_saved_tensors_hooks(f"the model {TWICE}"))
+                stack.enter_context(disable_saved_tensors_hooks(f"the model {RECOMPUTED}"))
         yield
 
 
 def check_ready(model: nn.Module) -> None:
-    """What would go wrong later, or worse, silently: lazy modules, and activations that are computed twice."""
+    """Refuse what would fail later or be silently wrong: lazy modules and activation checkpointing."""
     for name, module in model.named_modules():
         if (
             getattr(module, "gradient_checkpointing", False) is True
             or getattr(module, "grad_checkpointing", False) is True
         ):
             raise UserError(
-                f"module {name or type(model).__name__!r} {TWICE}, e.g. with model.gradient_checkpointing_disable()"
+                f"module {name or type(model).__name__!r} {RECOMPUTED}, "
+                "e.g. with model.gradient_checkpointing_disable()"
             )
         if any(is_lazy(t) for t in [*module.parameters(recurse=False), *module.buffers(recurse=False)]):
             raise UserError(
@@ -135,12 +136,12 @@ def check_ready(model: nn.Module) -> None:
             )
 
 
-def weights_of(
+def default_weights(
     model: nn.Module, method: Method, private: dict[str, nn.Module]
 ) -> Iterator[tuple[nn.Module, nn.Parameter]]:
-    """The default choice."""
+    """Yield the weights that are prunable by default, with their modules."""
     owned = {id(p) for module in private.values() for p in module.parameters()}
-    # A filter of the classifier is a class: it cannot go.
+    # A filter of the classifier is a class: it cannot be pruned.
     with_heads = method.classifier and not isinstance(method.granularity, Filter)
     heads = {id(p) for m in private.values() if with_heads and not is_norm(m) for p in m.parameters()}
     layers = [(n, m) for n, m in model.named_modules() if isinstance(m, (nn.Linear, _ConvNd))]
@@ -159,11 +160,12 @@ def weights_of(
 
 
 def is_shortcut(name: str) -> bool:
-    """A projection beside the main branch, by the names that residual networks give it."""
+    """Whether the layer is a projection beside the main branch, by the names that residual networks give it."""
     return any(word in name for word in ("shortcut", "downsample", "proj_skip"))
 
 
 def weights_matching(model: nn.Module, choice: Choice) -> Iterator[tuple[nn.Module, nn.Parameter]]:
+    """Yield the weights that the patterns or the predicate choose, with their modules."""
     candidates: dict[str, tuple[nn.Module, nn.Parameter]] = {}
     for module_name, module in model.named_modules():
         for name, parameter in module.named_parameters(module_name, recurse=False):
@@ -180,7 +182,7 @@ def matching(
     what: str,
     aliases: Callable[[str], tuple[str, ...]] = lambda name: (name,),
 ) -> dict[str, nn.Module]:
-    """Those whose name fits a pattern, or that the predicate accepts; a pattern that fits nothing is an error."""
+    """Choose by name pattern or predicate; a pattern that matches nothing is an error."""
     if callable(choice):
         return {name: module for name, module in modules.items() if name and choice(name, module)}
     found: dict[str, nn.Module] = {}

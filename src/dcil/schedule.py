@@ -1,30 +1,148 @@
-"""How sparse at a step."""
+"""Schedules: after which steps the masks are updated, and how sparse they are then."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
+
+from dcil.errors import UserError
 
 
 @dataclass(frozen=True)
-class Cubic:
-    """Sparsity that grows fast at first and slowly at the end (Zhu & Gupta 2017; Kim et al. 2022, Eq. 1).
+class Timeline:
+    """The times of a method, in optimizer steps: what a schedule is laid along.
+
+    sparsity      final sparsity
+    target        step at which it is reached
+    hold          steps for which a growing sparsity keeps its value: those of an epoch, or 1
+    every         F: steps from one mask update to the next
+    first, last   steps between which these regular updates happen, both included
+    extra         further steps after which the masks are updated
+    steps         steps of the training
+    seed          of random choices
+    """
+
+    sparsity: float
+    target: int
+    hold: int
+    every: int
+    first: int
+    last: int
+    extra: tuple[int, ...]
+    steps: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Decides when masks are updated (``due``) and how sparse they become (``sparsity``)."""
+
+    def sparsity(self, step: int, time: Timeline) -> float:
+        """The sparsity after ``step`` optimizer steps."""
+        raise NotImplementedError("abstract: a schedule defines sparsity")
+
+    def due(self, step: int, time: Timeline) -> bool:
+        """Whether the masks are updated after ``step`` optimizer steps."""
+        return step in time.extra or (step % time.every == 0 and time.first <= step <= time.last)
+
+
+@dataclass(frozen=True)
+class Cubic(Schedule):
+    """Grow the sparsity fast at first and slowly at the end (Zhu & Gupta 2017; Kim et al. 2022, Eq. 1).
 
         s(t) = final + (initial - final) * (1 - t / steps)^3        for 0 <= t <= steps, then final
 
     ``period`` holds the value for that many steps: the authors evaluate t once per epoch
-    (``period`` = steps in an epoch), ``period=1`` is the smooth curve.
+    (``period`` = steps in an epoch), ``period=1`` is the smooth curve. What is None is the method's:
+    its sparsity, target step and epoch. With ``final`` and ``steps`` given, the curve can be called on its own.
     """
 
-    final: float
-    steps: int
-    period: int = 1
+    final: float | None = None
+    steps: int | None = None
+    period: int | None = None
     initial: float = 0.0
 
+    def sparsity(self, step: int, time: Timeline) -> float:
+        final = time.sparsity if self.final is None else self.final
+        return self._curve(step, final, self.steps or time.target, self.period or time.hold)
+
     def __call__(self, step: int) -> float:
-        if step >= self.steps:
-            return self.final
-        left = 1.0 - step // self.period * self.period / self.steps
+        if self.final is None or self.steps is None:
+            raise UserError(f"Cubic: final and steps must be given to call it, got {self}")
+        return self._curve(step, self.final, self.steps, self.period or 1)
+
+    def _curve(self, step: int, final: float, steps: int, period: int) -> float:
+        if step >= steps:
+            return final
+        left = 1.0 - step // period * period / steps
         if left >= 1.0:
             return self.initial
         # A product and not a power: each rounding is monotone, so the curve never steps back by an ulp.
-        return self.final + (self.initial - self.final) * (left * left * left)
+        return final + (self.initial - final) * (left * left * left)
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """Prune to the final sparsity at the first update and stay there."""
+
+    def sparsity(self, step: int, time: Timeline) -> float:
+        return time.sparsity if step >= time.first else 0.0
+
+
+@dataclass(frozen=True)
+class AtSteps(Schedule):
+    """Prune at the timeline's ``extra`` steps alone, each time by the same fraction of what is left.
+
+    After r of R prunings:   density = (1 - sparsity)^(r / R)
+    """
+
+    def sparsity(self, step: int, time: Timeline) -> float:
+        done, rounds = sum(step >= at for at in time.extra), len(time.extra)
+        return time.sparsity if done == rounds else float(1 - (1 - time.sparsity) ** (done / rounds))
+
+    def due(self, step: int, time: Timeline) -> bool:
+        return step in time.extra
+
+
+@dataclass(frozen=True)
+class Never(Schedule):
+    """Leave the masks as they are: dense training."""
+
+    def sparsity(self, step: int, time: Timeline) -> float:
+        return time.sparsity
+
+    def due(self, step: int, time: Timeline) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Stretched(Constant):
+    """Double the steps between updates at each of the ``doublings``, given as parts of the training."""
+
+    doublings: tuple[float, ...] = (0.125, 0.4, 0.7)
+
+    def due(self, step: int, time: Timeline) -> bool:
+        factor = 2 ** sum(step >= part * time.steps for part in self.doublings)
+        return super().due(step, time) and step % (time.every * factor) == 0
+
+
+@dataclass(frozen=True)
+class Thinned(Schedule):
+    """Keep a regular update of ``schedule`` with probability (1 + gamma * steps since the first)^-power.
+
+    The first update and the ``extra`` ones always happen.
+    """
+
+    schedule: Schedule = Constant()
+    gamma: float = 1e-3
+    power: float = 1.0
+
+    def sparsity(self, step: int, time: Timeline) -> float:
+        return self.schedule.sparsity(step, time)
+
+    def due(self, step: int, time: Timeline) -> bool:
+        if step in time.extra or not self.schedule.due(step, time):
+            return step in time.extra
+        # A pure function of the seed and the step: every process and every resumed run decides alike.
+        chance = (1 + self.gamma * (step - time.first)) ** -self.power
+        return step == time.first or random.Random(f"{time.seed} {step}").random() < chance

@@ -1,34 +1,36 @@
-"""Scopes: how the pruned groups are spread over the layers."""
+"""Scopes: how the pruned groups are distributed over the layers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dcil.weight import Layer
+from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True)
 class Scope:
-    """``sparsities`` gives each layer its share; None leaves it to one ranking across all layers."""
+    """Gives each layer its share of the sparsity."""
 
-    def sparsities(self, layers: Sequence[Layer], sparsity: float) -> list[float] | None:
+    def sparsities(self, layers: Sequence[PrunableWeight], sparsity: float) -> list[float] | None:
+        """The sparsity of each layer; None leaves it to one ranking across all layers."""
         raise NotImplementedError("abstract: a scope defines sparsities")
 
 
 @dataclass(frozen=True)
 class Global(Scope):
-    """One ranking across all layers: the scores decide."""
+    """Rank all layers together: the scores decide."""
 
-    def sparsities(self, layers: Sequence[Layer], sparsity: float) -> list[float] | None:
+    def sparsities(self, layers: Sequence[PrunableWeight], sparsity: float) -> list[float] | None:
         return None
 
 
 @dataclass(frozen=True)
 class Uniform(Scope):
-    """The same sparsity in every layer."""
+    """Give every layer the same sparsity."""
 
-    def sparsities(self, layers: Sequence[Layer], sparsity: float) -> list[float] | None:
+    def sparsities(self, layers: Sequence[PrunableWeight], sparsity: float) -> list[float] | None:
         return [sparsity] * len(layers)
 
 
@@ -42,10 +44,10 @@ class ERK(Scope):
 
     kernel: bool = True
 
-    def sparsities(self, layers: Sequence[Layer], sparsity: float) -> list[float] | None:
+    def sparsities(self, layers: Sequence[PrunableWeight], sparsity: float) -> list[float] | None:
         sizes = [layer.weight.numel() for layer in layers]
-        shapes = [tuple(layer.weight.shape) for layer in layers]
-        raw = [sum(shape if self.kernel else shape[:2]) / _product(shape, self.kernel) for shape in shapes]
+        shapes = [layer.weight.shape if self.kernel else layer.weight.shape[:2] for layer in layers]
+        raw = [sum(shape) / math.prod(shape) for shape in shapes]
         dense: set[int] = set()
         while True:
             left = (1 - sparsity) * sum(sizes) - sum(sizes[i] for i in dense)
@@ -57,17 +59,10 @@ class ERK(Scope):
             dense |= over
 
 
-def _product(shape: tuple[int, ...], kernel: bool) -> int:
-    result = 1
-    for size in shape if kernel else shape[:2]:
-        result *= size
-    return result
-
-
-def counts(shares: Sequence[float], sizes: Sequence[int], total: int) -> list[int]:
+def apportion(shares: Sequence[float], sizes: Sequence[int], total: int) -> list[int]:
     """Whole numbers near ``shares[i] * sizes[i]`` whose sum is ``total``, none above its size.
 
-    Rounded down, then the largest remainders get one more; of equal remainders the first.
+    The largest-remainder method: rounded down, then the largest remainders get one more; of equal ones the first.
     """
     exact = [share * size for share, size in zip(shares, sizes, strict=True)]
     found = [min(int(value), size) for value, size in zip(exact, sizes, strict=True)]

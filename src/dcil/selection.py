@@ -1,4 +1,4 @@
-"""Which weights stay: exact counts, on the device that holds the scores, without waiting for it."""
+"""Selection: which groups are kept. Exact counts, on the device that holds the scores, without waiting for it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dcil.scope import Scope, counts
-from dcil.weight import Layer
+from dcil.scope import Scope, apportion
+from dcil.weight import PrunableWeight
 
 
 def keep_largest(scores: Tensor, pruned: int) -> Tensor:
@@ -29,15 +29,15 @@ def keep_largest(scores: Tensor, pruned: int) -> Tensor:
 
 
 @torch.no_grad()
-def select(scores: Sequence[Tensor], sparsity: float, scope: Scope, layers: Sequence[Layer]) -> list[Tensor]:
-    """For each layer's 1-D group scores the groups to keep: floor(sparsity * n) of all n groups go."""
+def select(scores: Sequence[Tensor], sparsity: float, scope: Scope, layers: Sequence[PrunableWeight]) -> list[Tensor]:
+    """The groups to keep, given each layer's 1-D group scores: floor(sparsity * n) of all n groups are pruned."""
     sizes = [score.numel() for score in scores]
     pruned = int(sparsity * sum(sizes))
     shares = scope.sparsities(layers, sparsity)
     if shares is None:
         return list(torch.split(keep_largest(torch.cat(list(scores)), pruned), sizes))
-    each = counts(shares, sizes, pruned)
-    return [keep_largest(score, n) for score, n in zip(scores, each, strict=True)]
+    counts = apportion(shares, sizes, pruned)
+    return [keep_largest(score, n) for score, n in zip(scores, counts, strict=True)]
 
 
 def largest_among(candidates: Tensor, scores: Tensor, count: int) -> Tensor:
@@ -47,17 +47,20 @@ def largest_among(candidates: Tensor, scores: Tensor, count: int) -> Tensor:
     return keep_largest(ranked, ranked.numel() - count).view_as(candidates)
 
 
-def changes(old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:
+def count_changes(old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:
     """(revived, dropped): how many weights a mask update brought back and took away, still on the device."""
-    before = torch.cat([_line(o, o) for o in old])
-    after = torch.cat([_line(n, o) for o, n in zip(old, new, strict=True)])
+    before = torch.cat([_flatten(mask, like=mask) for mask in old])
+    after = torch.cat([_flatten(mask, like=other) for other, mask in zip(old, new, strict=True)])
     return torch.stack([(after & ~before).sum(), (before & ~after).sum()])
 
 
-def _line(mask: Tensor, like: Tensor) -> Tensor:
-    """All elements in a row, in the memory order of ``like``: where both agree on it, nothing is copied."""
-    last = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
-    return (mask.permute(0, 2, 3, 1) if last else mask).reshape(-1)
+def _flatten(mask: Tensor, like: Tensor) -> Tensor:
+    """All elements in the memory order of ``like``: where both agree on it, nothing is copied."""
+    channels_last = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
+    return (mask.permute(0, 2, 3, 1) if channels_last else mask).reshape(-1)
+
+
+# -- the k-th smallest of many scores, without sorting them ----------------------------------------------------------
 
 
 def kth_smallest(scores: Tensor, k: int) -> Tensor:
@@ -72,26 +75,26 @@ def radix_select(scores: Tensor, k: int) -> Tensor:
     bits = (scores + 0.0).view(torch.int32)  # + 0.0, because -0.0 equals 0.0
     keys = bits ^ ((bits >> 31) | -(2**31))  # as unsigned integers these are in the order of the scores
     # full, not tensor: copying a number from the host would wait for the device
-    found = (smallest_key(keys, torch.full((), k, device=scores.device)) - 2**31).int()
+    found = (kth_smallest_key(keys, torch.full((), k, device=scores.device)) - 2**31).int()
     return (found ^ ((found >> 31) & (2**31 - 1))).view(torch.float32)
 
 
-def smallest_key(keys: Tensor, k: Tensor) -> Tensor:
-    """The k-th smallest of int32 keys, read as unsigned, by three histograms of their bits, the highest first.
+def kth_smallest_key(keys: Tensor, k: Tensor) -> Tensor:
+    """The k-th smallest of int32 keys, read as unsigned: radix selection by three histograms, highest bits first.
 
     No sort, no wait. ``k`` (from 1) is on the device too.
     """
     left, prefix = k, torch.zeros((), dtype=torch.long, device=keys.device)
     for shift, width in ((21, 11), (10, 11), (0, 10)):
-        found = digit_counts(keys, shift, width, prefix)
-        below = found.cumsum(0) < left
-        left = left - (found * below).sum()
+        counts = digit_histogram(keys, shift, width, prefix)
+        below = counts.cumsum(0) < left
+        left = left - (counts * below).sum()
         prefix = (prefix << width) | below.sum()
     return prefix
 
 
-def digit_counts(keys: Tensor, shift: int, width: int, prefix: Tensor) -> Tensor:
-    """A histogram of ``width`` bits of the keys, of those only whose higher bits are ``prefix``."""
+def digit_histogram(keys: Tensor, shift: int, width: int, prefix: Tensor) -> Tensor:
+    """Count the values of ``width`` bits of the keys, of those only whose higher bits are ``prefix``."""
     digits = (keys >> shift) & (2**width - 1)
     if shift + width < 32:
         known = (keys >> (shift + width)) & (2 ** (32 - shift - width) - 1)

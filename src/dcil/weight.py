@@ -1,4 +1,4 @@
-"""One prunable weight: its name, its values, its mask, and where it keeps its output filters."""
+"""PrunableWeight: a weight with its name, its mask, and where it stores its output filters."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Layer:
-    """What a method sees of a network: ``weight`` and ``mask`` are the live tensors, changed in place.
+class PrunableWeight:
+    """What a method sees of a layer: ``weight`` and ``mask`` are the live tensors, changed in place.
 
     Linear and Conv store (out, in / groups, ...); transposed convolutions store (in, out / groups, ...).
     ``rows`` reads either as (filters, weights per filter).
@@ -22,14 +22,14 @@ class Layer:
     conv_groups: int = 1
 
     def rows(self, values: Tensor) -> Tensor:
-        """``values``, shaped like the weight, as one row per output filter."""
+        """Reshape ``values``, shaped like the weight, to one row per output filter."""
         if self.transposed:
             split = (self.conv_groups, values.shape[0] // self.conv_groups, *values.shape[1:])
             values = values.reshape(split).transpose(1, 2).flatten(0, 1)
         return values.reshape(values.shape[0], -1)
 
-    def fold(self, rows: Tensor) -> Tensor:
-        """The inverse of ``rows``: back to the weight's shape."""
+    def from_rows(self, rows: Tensor) -> Tensor:
+        """Reshape the result of ``rows`` back to the weight's shape."""
         shape = self.weight.shape
         if self.transposed:
             split = (self.conv_groups, shape[1], shape[0] // self.conv_groups, *shape[2:])

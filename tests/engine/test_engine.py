@@ -25,7 +25,7 @@ from dcil.engine.cuda.executor import Fused, Plain
 from dcil.engine.cuda.flat import Flat
 from dcil.engine.cuda.graph import choose_route
 from dcil.engine.cuda.ops import Pool
-from dcil.engine.cuda.ranking import Ranking, fits
+from dcil.engine.cuda.ranking import Ranking, ranks
 from dcil.engine.cuda.sgd import SGD
 from dcil.errors import UserError
 from dcil.train import Config, RunFolder, Trainer, train
@@ -294,9 +294,9 @@ def test_the_ranking_moves_masks_as_the_method_does(sparsity, device):
             layer.weight.copy_(torch.randint(-2, 3, layer.weight.shape))
             layer.mask.copy_(torch.rand(layer.mask.shape) < 0.5)
     other = copy.deepcopy(net)
-    assert fits(net)
+    assert ranks(net, net.method.update_key(net.steps_done))
     ranking = Ranking(net, Flat(net, torch.optim.SGD(net.parameters(), 0.1)))
-    got, want = ranking(net.moment(None)), other.method.move_masks(other.moment(None))
+    got, want = ranking(net.context(None)), other.method.update_masks(other.context(None))
     assert got.tolist() == want.tolist()
     assert all(torch.equal(net.masks[name], mask) for name, mask in other.masks.items())
     assert net.groups()[0] == int(sparsity * net.groups()[1])
@@ -307,7 +307,7 @@ def test_recorded_updates_are_the_eager_ones(device):
     """The first of a form is made, the second recorded, the others replayed, and each counts its own changes."""
     fast, plain = (built("dpf", device, EngineSettings("graph", "fp32"), "wrn-10-1") for _ in range(2))
     go(fast, 1), go(plain, 1)
-    plain.net.mover = plain.net.method.move_masks
+    plain.net.hooks = plain.net.method
     plain.net.load_state_dict(fast.net.state_dict())
     for trainer in (fast, plain):
         trainer.net.set_extra_state(torch.tensor(fast.net.method.steps - 1))
@@ -318,11 +318,11 @@ def test_recorded_updates_are_the_eager_ones(device):
             with torch.no_grad():
                 for layer in trainer.net.layers:
                     layer.weight.add_(torch.randn(layer.weight.shape).to(device), alpha=0.05)
-        a, b = (trainer.net.move(trainer.optimizer) for trainer in (fast, plain))
+        a, b = (trainer.net.update_masks(trainer.optimizer) for trainer in (fast, plain))
         kept.append((a, b))
         assert all(torch.equal(fast.net.masks[name], mask) for name, mask in plain.net.masks.items())
     assert all(a.changes.tolist() == b.changes.tolist() and a.changes.sum() > 0 for a, b in kept)
-    assert fast.net.mover.replay is not None
+    assert fast.net.hooks.replay is not None
 
 
 def test_an_update_does_not_wait_for_another_run_that_is_recording():
@@ -339,12 +339,12 @@ def test_an_update_does_not_wait_for_another_run_that_is_recording():
     thread.start()
     recording.wait(60)
     for _ in range(3):
-        trainer.net.move(trainer.optimizer)
-    assert trainer.net.mover.replay is None
+        trainer.net.update_masks(trainer.optimizer)
+    assert trainer.net.hooks.replay is None
     done.set()
     thread.join()
-    trainer.net.move(trainer.optimizer)
-    assert trainer.net.mover.replay is not None
+    trainer.net.update_masks(trainer.optimizer)
+    assert trainer.net.hooks.replay is not None
 
 
 class Noisy(DPF):
@@ -365,9 +365,9 @@ def test_only_one_run_at_a_time_chooses_its_way(monkeypatch):
 def test_only_updates_that_stay_on_the_device_are_recorded():
     plan = {"sparsity": 0.5, "steps": 100}
     for method in (DPF(**plan), METHODS["dcil"](**plan), METHODS["gmp"](**plan)):
-        assert method.update_form(50) == method.sparsity_at(50) > 0
+        assert method.update_key(50) == method.update_key(51) != method.update_key(75)
     for method in (Noisy(**plan), DPF(**plan, criterion=OBS()), METHODS["set"](**plan), METHODS["rigl"](**plan)):
-        assert method.update_form(50) is None
+        assert method.update_key(50) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -39,8 +39,8 @@ from dcil.method import Phase, StepContext
 from dcil.methods.dsr import spread
 from dcil.methods.mil import LowCost
 from dcil.methods.sm import momentum_shares, redistribute
-from dcil.scope import counts
-from dcil.weight import Layer
+from dcil.scope import apportion
+from dcil.weight import PrunableWeight
 
 
 def layer(values, mask=None, grad=None, name="w"):
@@ -48,7 +48,7 @@ def layer(values, mask=None, grad=None, name="w"):
     if grad is not None:
         weight.grad = torch.tensor(grad, dtype=torch.float)
     kept = torch.ones_like(weight, dtype=torch.bool) if mask is None else torch.tensor(mask, dtype=torch.bool)
-    return Layer(name, weight, kept)
+    return PrunableWeight(name, weight, kept)
 
 
 def moment(*layers, step=1, momentum=None, state=None):
@@ -67,10 +67,10 @@ def update(method, now):
 
 
 def test_counts_are_exact_by_largest_remainder():
-    assert counts([0.5, 0.5, 0.5], [3, 3, 3], 4) == [2, 1, 1]  # 1.5 each: the first gets the one more
-    assert counts([0.9, 0.1], [10, 10], 10) == [9, 1]
-    assert counts([0.25, 0.75], [3, 3], 3) == [1, 2]  # 0.75 and 2.25
-    assert counts([1.0, 1.0], [2, 5], 7) == [2, 5]
+    assert apportion([0.5, 0.5, 0.5], [3, 3, 3], 4) == [2, 1, 1]  # 1.5 each: the first gets the one more
+    assert apportion([0.9, 0.1], [10, 10], 10) == [9, 1]
+    assert apportion([0.25, 0.75], [3, 3], 3) == [1, 2]  # 0.75 and 2.25
+    assert apportion([1.0, 1.0], [2, 5], 7) == [2, 5]
 
 
 def test_erk_densities():
@@ -83,8 +83,8 @@ def test_erk_densities():
 
 
 def test_er_leaves_the_kernel_out():
-    conv = Layer("c", nn.Parameter(torch.ones(4, 2, 3, 3)), torch.ones(4, 2, 3, 3, dtype=torch.bool))
-    other = Layer("d", nn.Parameter(torch.ones(2, 2, 1, 1)), torch.ones(2, 2, 1, 1, dtype=torch.bool))
+    conv = PrunableWeight("c", nn.Parameter(torch.ones(4, 2, 3, 3)), torch.ones(4, 2, 3, 3, dtype=torch.bool))
+    other = PrunableWeight("d", nn.Parameter(torch.ones(2, 2, 1, 1)), torch.ones(2, 2, 1, 1, dtype=torch.bool))
     er, erk = ERK(kernel=False).sparsities([conv, other], 0.9), ERK().sparsities([conv, other], 0.9)
     ratio = (1 - er[0]) / (1 - er[1])
     assert ratio == pytest.approx((6 / 8) / (4 / 4))
@@ -331,7 +331,7 @@ def test_sfp_zeroes_but_trains_on():
     assert one.mask.tolist() == [[True, True], [False, False]]
     assert one.weight.tolist() == [[3.0, 3.0], [0.0, 0.0]]
     assert now.optimizer.state[one.weight]["momentum_buffer"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
-    (method.see("pruned", one, {}) * torch.tensor([[1.0, 2.0], [3.0, 4.0]])).sum().backward()
+    (method.view("pruned", one, {}) * torch.tensor([[1.0, 2.0], [3.0, 4.0]])).sum().backward()
     assert one.weight.grad.tolist() == [[1.0, 2.0], [3.0, 4.0]]  # the zeroed filter still learns
 
 
@@ -412,7 +412,7 @@ def test_autoprune_gradients_by_hand():
     method = AutoPrune(sparsity=0.5, steps=10, rate=0.1)
     one = layer([[2.0, -3.0]], mask=[[True, False]])
     state = {"indicator.w": torch.tensor([[0.0, 1.0]])}
-    seen = method.see("pruned", one, state)
+    seen = method.view("pruned", one, state)
     assert seen.tolist() == [[2.0, -0.0]]
     (seen * torch.tensor([[5.0, 7.0]])).sum().backward()
     assert one.weight.grad.tolist() == [[5.0, 0.0]]
@@ -471,7 +471,7 @@ def test_first_order_scores():
 def test_obd_is_half_fisher_times_square():
     criterion = OBD(decay=0.5)
     one = layer([[2.0, 3.0]], grad=[[1.0, 2.0]])
-    state = criterion.start([one])
+    state = criterion.init_state([one])
     criterion.observe([one], state)
     assert criterion.score(one, state).tolist() == [[0.5 * 0.5 * 1 * 4, 0.5 * 0.5 * 4 * 9]]
     one.weight.grad.zero_()
@@ -483,7 +483,7 @@ def observed(block, size, count=40, damp=1e-2):
     torch.manual_seed(4)
     one = layer(torch.randn(1, size).tolist())
     criterion = OBS(block=block, damp=damp, samples=count)
-    state = criterion.start([one])
+    state = criterion.init_state([one])
     grads = torch.randn(count, size)
     for g in grads:
         one.weight.grad = g[None]

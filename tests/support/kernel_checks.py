@@ -19,7 +19,7 @@ from dcil.engine import kernels
 from dcil.engine.cuda import ops
 from dcil.engine.cuda.batches import OnDevice
 from dcil.engine.cuda.sgd import SGD
-from dcil.selection import smallest_key
+from dcil.selection import kth_smallest_key
 
 
 def last(*shape: int) -> Tensor:
@@ -155,7 +155,7 @@ def selection() -> None:
             number = torch.tensor(k)
             found = kernels.select.smallest_key(keys, number).tolist()
             assert found == [int(ordered[k - 1]), int((ordered[k:] == ordered[k - 1]).sum())]
-            assert int(smallest_key(keys, number)) == int(ordered[k - 1])
+            assert int(kth_smallest_key(keys, number)) == int(ordered[k - 1])
     for keys in (torch.randn(5000).square().view(torch.int32), torch.randint(50, (5000,)).int()):
         place, old = torch.randperm(5000).int(), torch.rand(5000) < 0.5
         order = sorted(range(5000), key=lambda i: (int(keys[i]), -int(place[i])))

@@ -28,7 +28,7 @@ from dcil import models
 from dcil.bench.engines import DENSE, INT8, SPARSE, Make, Run
 from dcil.runs.environment import environment
 from dcil.scope import ERK, Scope, Uniform
-from dcil.weight import Layer
+from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def masked(name: str, masks: str, sparsity: float, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     model = models.build(name, 1000 if image_size(name) == 224 else 10).eval()
     names = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
-    layers = [Layer(name, model.get_parameter(name), torch.ones(0)) for name in names]  # scopes look at shapes alone
+    layers = [PrunableWeight(name, model.get_parameter(name), torch.ones(0)) for name in names]
     shares = SCOPES[masks].sparsities(layers, sparsity)
     assert shares is not None
     for layer, share in zip(layers, shares, strict=True):

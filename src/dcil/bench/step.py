@@ -66,7 +66,7 @@ def step_of(
 
     def move() -> None:
         if method.prunes:
-            net.move(optimizer)
+            net.update_masks(optimizer)
 
     move()
     return step, move

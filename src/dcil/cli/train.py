@@ -214,7 +214,7 @@ def override(config: Config, flags: dict[str, Any]) -> Config:
         changes.setdefault("milestones", tuple(max(1, round(m * factor)) for m in config.milestones))
         changes.setdefault("lr_warmup_epochs", round(config.lr_warmup_epochs * factor))
     if ":" in flags.get("granularity", ""):  # N:M has one final sparsity, so nobody needs to work it out
-        changes.setdefault("sparsity", granularity_named(flags["granularity"]).most)
+        changes.setdefault("sparsity", granularity_named(flags["granularity"]).max_sparsity)
     return replace(config, **changes)
 
 

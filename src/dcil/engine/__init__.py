@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from dcil import Method, SparseNet
+from dcil import SparseNet
 from dcil.data import Batches
 from dcil.engine.cuda.capture import PROCESS_LOCK
 from dcil.engine.cuda.graph import GraphEngine
@@ -44,8 +44,8 @@ def obstacle(net: SparseNet, speed: EngineSettings) -> str | None:
         return None
     if any(p.dtype != torch.float32 for p in net.parameters()):
         return "its parameters must be float32"
-    if type(net.method).prepare is not Method.prepare:
-        return "its method adds layers of its own, which the recorded step has not been shown to handle"
+    if net.method.loss_key(net.steps_done) is None:
+        return f"{type(net.method).__name__} overrides a hook without declaring its loss_key, so it is not recorded"
     if not all(layer.weight.requires_grad for layer in net.layers):
         return "its prunable weights must all be trained"
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dcil.criteria import State
 from dcil.granularity import Granularity, Weight
 from dcil.method import Method, StepContext
-from dcil.weight import Layer
+from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,36 +39,39 @@ class AutoPrune(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("rate", self.rate > 0, "a learning rate, above 0")
+        self.require("rate", self.rate > 0, "> 0", "the learning rate of the indicators")
 
-    def remember(self, layers: Sequence[Layer], model: nn.Module) -> State:
-        def start(layer: Layer) -> Tensor:
+    def init_state(self, layers: Sequence[PrunableWeight], model: nn.Module) -> State:
+        def start(layer: PrunableWeight) -> Tensor:
             size = layer.weight.detach().abs()
             return size / size.mean().clamp_min(torch.finfo(size.dtype).tiny)
 
-        return super().remember(layers, model) | {f"indicator.{layer.name}": start(layer) for layer in layers}
+        return super().init_state(layers, model) | {f"indicator.{layer.name}": start(layer) for layer in layers}
 
-    def see(self, path: str, layer: Layer, state: State) -> Tensor:
+    def view(self, path: str, layer: PrunableWeight, state: State) -> Tensor:
         indicator = state[f"indicator.{layer.name}"].requires_grad_()
         smooth = nn.functional.softplus(indicator)
         # The second term is zero; its gradient is the indicator's.
         return layer.weight * layer.mask + layer.weight.detach().sign() * (smooth - smooth.detach())
 
-    def after_step(self, now: StepContext) -> None:
-        super().after_step(now)
-        for layer in now.layers:
-            indicator = now.state[f"indicator.{layer.name}"]
+    def after_step(self, context: StepContext) -> None:
+        super().after_step(context)
+        for layer in context.layers:
+            indicator = context.state[f"indicator.{layer.name}"]
             if indicator.grad is not None:
                 indicator.sub_(self.rate * (indicator.grad + (self.mu or 0.0)))
                 indicator.grad = None
 
-    def update(self, now: StepContext) -> None:
-        if self.mu is None:
-            super().update(now)
-            return
-        for layer in now.layers:
-            layer.mask.copy_(now.state[f"indicator.{layer.name}"] > 0)
+    def loss_key(self, step: int) -> Hashable:
+        return ()
 
-    def group_scores(self, layer: Layer, state: State) -> Tensor:
+    def update(self, context: StepContext) -> None:
+        if self.mu is None:
+            super().update(context)
+            return
+        for layer in context.layers:
+            layer.mask.copy_(context.state[f"indicator.{layer.name}"] > 0)
+
+    def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
         # Monotone and never negative, as rankings want it.
         return torch.sigmoid(state[f"indicator.{layer.name}"].detach().double()).float().flatten()

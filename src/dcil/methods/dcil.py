@@ -6,26 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dcil import views
+from dcil.distillation import MutualDistillation
 from dcil.errors import UserError
 from dcil.granularity import NM, Filter, Granularity, Weight
 from dcil.method import Method, Task
-
-
-def distill(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T^2 * KL(teacher || student; T), the mean over the batch; the teacher is a constant (Hinton et al. 2015).
-
-    Classes are dimension 1, as for cross-entropy.
-    """
-    # Two similar distributions differ by less than half precision resolves.
-    student, teacher = (x if x.dtype == torch.double else x.float() for x in (student, teacher.detach()))
-    log_p = F.log_softmax(teacher / temperature, dim=1)
-    log_q = F.log_softmax(student / temperature, dim=1)
-    return temperature**2 * F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +43,23 @@ class DCIL(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("kl", self.kl >= 0, "the weight of the KL terms, at least 0 (0 = without KL)")
-        self.require("temperature", self.temperature > 0, "a temperature, above 0 (the paper: 2)")
-        self.require("warmup", 0 <= self.warmup <= 1, "the part of the steps without KL, from 0 to 1")
+        self.require("kl", self.kl >= 0, ">= 0", "0 disables the KL terms")
+        self.require("temperature", self.temperature > 0, "> 0", "the paper: 2")
+        self.require("warmup", 0 <= self.warmup <= 1, ">= 0 and <= 1", "the part of the steps without KL terms")
 
     def kl_at(self, step: int) -> float:
         """The weight of the KL terms in the step that follows ``step`` others."""
         return self.kl if self.warmup < 1 and step >= round(self.warmup * self.steps) else 0.0
 
-    def form(self, step: int) -> float:
-        return self.kl_at(step)
+    def loss_key(self, step: int) -> MutualDistillation:
+        return MutualDistillation(self.kl_at(step), self.temperature)
 
     def loss(self, outputs: Mapping[str, Any], target: Any, task: Task, step: int) -> Tensor:
         loss = super().loss(outputs, target, task, step)
-        # Asked from the first step on, not when the warm-up ends.
+        # Checked from the first step on, not when the warm-up ends.
         if self.kl and not all(isinstance(out, Tensor) and out.dim() >= 2 for out in outputs.values()):
-            raise UserError("DCIL's KL terms need logits of shape (batch, classes, …) as the output; without: kl=0")
-        if weight := self.kl_at(step):
-            p, s = outputs["pruned"], outputs["super"]
-            loss = loss + weight * (distill(p, s, self.temperature) + distill(s, p, self.temperature))
-        return loss
+            kinds = ", ".join(type(out).__name__ for out in outputs.values())
+            raise UserError(f"DCIL: outputs must be logits of shape (batch, classes, …) for the KL terms, got {kinds} "
+                            "(kl=0 trains without them)")  # fmt: skip
+        distillation = self.loss_key(step)
+        return loss + distillation(outputs["pruned"], outputs["super"]) if distillation.weight else loss

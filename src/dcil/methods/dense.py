@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from dcil import views
 from dcil.method import Method
+from dcil.schedule import Never, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,13 +17,11 @@ class Dense(Method):
 
     sparsity: float = 0.0
     steps: int = 1
+    schedule: Schedule = Never()
 
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.whole}
     prunes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("sparsity", self.sparsity == 0, "always 0: dense training prunes nothing")
-
-    def due(self, step: int) -> bool:
-        return False
+        self.require("sparsity", self.sparsity == 0, "0", "dense training prunes nothing")

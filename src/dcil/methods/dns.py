@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -14,8 +13,9 @@ from dcil import views
 from dcil.criteria import State
 from dcil.granularity import Granularity, Weight
 from dcil.method import Method, StepContext
+from dcil.schedule import Constant, Cubic, Schedule, Thinned, Timeline
 from dcil.scope import Scope, Uniform
-from dcil.weight import Layer
+from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,49 +43,47 @@ class DNS(Method):
     every: int = 1
     gradual: bool = False
     scope: Scope = Uniform()
+    schedule: Schedule = Constant()
 
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.straight_through}
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight,)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("begin", 0 <= self.begin < 1, "a part of the steps, at least 0 and below 1")
-        self.require("until", self.begin < self.until <= 1, "a part of the steps, above begin and at most 1")
+        self.require("begin", 0 <= self.begin < 1, ">= 0 and < 1", "a part of the steps")
+        self.require("until", self.begin < self.until <= 1, "> begin and <= 1", "a part of the steps")
 
     @property
     def first(self) -> int:
+        """The step of the first surgery."""
         return max(1, round(self.begin * self.steps))
 
-    def sparsity_at(self, step: int) -> float:
-        if self.gradual:
-            return super().sparsity_at(step)
-        return self.sparsity if step >= self.first else 0.0
-
-    def due(self, step: int) -> bool:
+    @property
+    def timeline(self) -> Timeline:
         last = round(self.until * self.steps)
-        if not self.first <= step <= last or step % self.period:
-            return step == last
-        # A pure function of the seed and the step, so that every process and every resumed run decides alike.
-        chance = (1 + self.gamma * (step - self.first)) ** -self.power
-        return step in (self.first, last) or random.Random(f"{self.seed} {step}").random() < chance
+        return replace(super().timeline, first=self.first, last=last, extra=(last,))
 
-    def remember(self, layers: Sequence[Layer], model: nn.Module) -> State:
+    @property
+    def active_schedule(self) -> Schedule:
+        return Thinned(Cubic() if self.gradual else self.schedule, self.gamma, self.power)
+
+    def init_state(self, layers: Sequence[PrunableWeight], model: nn.Module) -> State:
         thresholds = {f"threshold.{layer.name}": torch.full((), torch.nan) for layer in layers}
-        return super().remember(layers, model) | ({} if self.c is None else thresholds)
+        return super().init_state(layers, model) | ({} if self.c is None else thresholds)
 
-    def update(self, now: StepContext) -> None:
+    def update(self, context: StepContext) -> None:
         if self.c is None:
-            super().update(now)
+            super().update(context)
             return
-        for layer in now.layers:
+        for layer in context.layers:
             size = layer.weight.detach().abs()
-            threshold = now.state[f"threshold.{layer.name}"]
+            threshold = context.state[f"threshold.{layer.name}"]
             fresh = (size.mean() + self.c * size.std(correction=0)).clamp_min(0)
             threshold.copy_(torch.where(threshold.isnan(), fresh, threshold))  # fixed from the first time on
             cut, splice = size <= 0.9 * threshold, size > 1.1 * threshold
             layer.mask.copy_((layer.mask & ~cut) | splice)
 
-    def group_scores(self, layer: Layer, state: State) -> Tensor:
+    def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
         """|w| / 0.9 where kept, |w| / 1.1 where cut: exactly the weights with a score up to t are cut by t."""
         size = layer.weight.detach().float().abs()
         return torch.where(layer.mask, size / 0.9, size / 1.1).flatten()

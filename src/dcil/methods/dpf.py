@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcil import views
 from dcil.granularity import NM, Filter, Granularity, Weight
 from dcil.method import Method
+from dcil.schedule import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,5 +29,6 @@ class DPF(Method):
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.straight_through}
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, Filter, NM)
 
-    def due(self, step: int) -> bool:
-        return super().due(step) and not (self.freeze and step > self.target_step)
+    @property
+    def timeline(self) -> Timeline:
+        return replace(super().timeline, last=self.target_step) if self.freeze else super().timeline

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dcil.criteria import State
 from dcil.method import StepContext
-from dcil.methods.sparse_start import SparseStart, nnz_of
-from dcil.methods.zeroed import zero_pruned
-from dcil.scope import Scope, Uniform, counts
+from dcil.methods.drop_and_grow import DropAndGrow, count_kept, largest_weights
+from dcil.schedule import Schedule, Stretched
+from dcil.scope import Scope, Uniform, apportion
 from dcil.selection import largest_among
-from dcil.weight import Layer
+from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSR(SparseStart):
+class DSR(DropAndGrow):
     """One threshold for all layers drops the small weights; the free places go to layers in proportion to what they
     have left, at random positions that were not just dropped. New weights start at 0, with their stale momentum.
 
@@ -38,39 +39,40 @@ class DSR(SparseStart):
     scope: Scope = Uniform()
     stem: bool = False
     shortcuts: bool = False
+    schedule: Schedule = Stretched(doublings=(0.125, 0.4, 0.7))
+
+    clears_momentum: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("move", 0 < self.move < 1, "the fraction of weights to move, above 0 and below 1")
-        self.require("threshold", self.threshold > 0, "above 0")
+        self.require("move", 0 < self.move < 1, "> 0 and < 1", "the fraction of weights to move")
+        self.require("threshold", self.threshold > 0, "> 0")
 
-    def due(self, step: int) -> bool:
-        stretch = 2 ** sum(step >= part * self.steps for part in (0.125, 0.4, 0.7))
-        return super().due(step) and step % (self.period * stretch) == 0
+    def init_state(self, layers: Sequence[PrunableWeight], model: nn.Module) -> State:
+        return super().init_state(layers, model) | {"threshold": torch.tensor(self.threshold, dtype=torch.double)}
 
-    def remember(self, layers: Sequence[Layer], model: nn.Module) -> State:
-        return super().remember(layers, model) | {"threshold": torch.tensor(self.threshold, dtype=torch.double)}
-
-    def after_step(self, now: StepContext) -> None:
+    def after_step(self, context: StepContext) -> None:
         """Nothing but the criterion: the mask hides what momentum does to pruned weights until the next event."""
-        self.criterion.observe(now.layers, now.state)
+        self.criterion.observe(context.layers, context.state)
 
-    def update(self, now: StepContext) -> None:
-        threshold = now.state["threshold"]
-        before = [layer.mask.clone() for layer in now.layers]
-        had = nnz_of(now.layers)
-        for layer in now.layers:
+    def loss_key(self, step: int) -> Hashable:
+        return ()
+
+    def survivors(self, context: StepContext) -> list[Tensor]:
+        threshold, stay = context.state["threshold"], []
+        for layer in context.layers:
             magnitude = layer.weight.detach().abs()
-            survivor = largest_among(layer.mask, magnitude, 1)  # no layer loses everything
-            layer.mask.logical_and_((magnitude >= threshold.to(magnitude)) | survivor)
-        left = nnz_of(now.layers)
-        dropped = sum(had) - sum(left)
-        threshold.mul_(self.factor(dropped, self.move * sum(old.numel() for old in before)))
-        zero_pruned(now, momentum=False)
-        room = [int((~old).sum()) for old in before]
-        grow = spread(left, room, dropped)
-        for layer, old, noise, n in zip(now.layers, before, self.noise(now), grow, strict=True):
-            layer.mask.logical_or_(largest_among(~old, noise, n))
+            survivor = largest_weights(layer, 1)  # no layer loses everything
+            stay.append(layer.mask & ((magnitude >= threshold.to(magnitude)) | survivor))
+        dropped = sum(count_kept([layer.mask for layer in context.layers])) - sum(count_kept(stay))
+        threshold.mul_(self.factor(dropped, self.move * sum(kept.numel() for kept in stay)))
+        return stay
+
+    def grown(self, context: StepContext, stay: Sequence[Tensor]) -> list[Tensor]:
+        had, left = count_kept([layer.mask for layer in context.layers]), count_kept(stay)
+        room = [layer.mask.numel() - n for layer, n in zip(context.layers, had, strict=True)]
+        places = zip(context.layers, self.noise(context), spread(left, room, sum(had) - sum(left)), strict=True)
+        return [largest_among(~layer.mask, noise, n) for layer, noise, n in places]
 
     def factor(self, dropped: int, wanted: float) -> float:
         if dropped > 1.1 * wanted:
@@ -86,7 +88,7 @@ def spread(left: Sequence[int], room: Sequence[int], total: int) -> list[int]:
         if not open_:
             raise RuntimeError("more weights were dropped than there are places for")
         share = (total - sum(grow)) / sum(left[i] for i in open_)
-        more = counts(
+        more = apportion(
             [share] * len(open_), [left[i] for i in open_], min(total - sum(grow), sum(left[i] for i in open_))
         )
         for i, n in zip(open_, more, strict=True):

@@ -1,12 +1,13 @@
-"""What He et al.'s filter methods share: the same part of every layer, once per epoch, the last one included."""
+"""Filters per epoch: prune the same part of every layer's filters after each epoch, as He et al.'s methods do."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcil.granularity import Filter, Granularity
 from dcil.method import Method, StepContext
+from dcil.schedule import Constant, Cubic, Schedule, Timeline
 from dcil.scope import Scope, Uniform
 
 
@@ -18,14 +19,17 @@ class FiltersPerEpoch(Method):
     gradual: bool = False
     granularity: Granularity = Filter()
     scope: Scope = Uniform()
+    schedule: Schedule = Constant()
 
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Filter,)
 
-    def sparsity_at(self, step: int) -> float:
-        return super().sparsity_at(step) if self.gradual else self.sparsity
+    @property
+    def timeline(self) -> Timeline:
+        return replace(super().timeline, extra=(self.target_step, self.steps))
 
-    def due(self, step: int) -> bool:
-        return super().due(step) or step == self.steps
+    @property
+    def active_schedule(self) -> Schedule:
+        return Cubic() if self.gradual else self.schedule
 
-    def start(self, now: StepContext) -> None:
-        self.update(now)
+    def start(self, context: StepContext) -> None:
+        self.update(context)

@@ -10,7 +10,7 @@ from torch import Tensor
 from dcil.criteria import State
 from dcil.methods.filters_per_epoch import FiltersPerEpoch
 from dcil.methods.zeroed import Zeroed
-from dcil.weight import Layer
+from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,6 @@ class FPGM(FiltersPerEpoch, Zeroed):
     Original: the same part of every layer, distance only (its rate_norm = 1). Protocol: gradual.
     """
 
-    def group_scores(self, layer: Layer, state: State) -> Tensor:
+    def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
         rows = layer.rows(layer.weight.detach()).double()
         return torch.cdist(rows, rows).sum(1).float()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dcil.granularity import NM, Filter, Granularity, Weight
 from dcil.methods.zeroed import Zeroed
+from dcil.schedule import Timeline
 from dcil.scope import Scope, Uniform
 
 
@@ -28,5 +29,6 @@ class GMP(Zeroed):
 
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, Filter, NM)
 
-    def due(self, step: int) -> bool:
-        return super().due(step) and step <= self.target_step
+    @property
+    def timeline(self) -> Timeline:
+        return replace(super().timeline, last=self.target_step)

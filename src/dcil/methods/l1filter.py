@@ -11,7 +11,7 @@ from dcil.criteria import State
 from dcil.granularity import Filter, Granularity
 from dcil.methods.oneshot import OneShot
 from dcil.scope import Scope, Uniform
-from dcil.weight import Layer
+from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class L1Filter(OneShot):
 
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Filter,)
 
-    def takes(self, name: str) -> bool:
+    def is_prunable(self, name: str) -> bool:
         return not self.inner or ".conv1." in name
 
-    def group_scores(self, layer: Layer, state: State) -> Tensor:
+    def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
         return layer.rows(layer.weight.detach()).double().abs().sum(1).float()

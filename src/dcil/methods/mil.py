@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dcil import views
 from dcil.granularity import Granularity, Weight
 from dcil.method import Method
+from dcil.schedule import Never, Schedule
 
 
 class LowCost(nn.Module):
@@ -61,6 +62,7 @@ class MIL(Method):
 
     sparsity: float = 0.0
     steps: int = 1
+    schedule: Schedule = Never()
 
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.whole}
     prunes: ClassVar[bool] = False
@@ -68,10 +70,7 @@ class MIL(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("sparsity", self.sparsity == 0, "always 0: the method skips work and prunes no weight")
-
-    def due(self, step: int) -> bool:
-        return False
+        self.require("sparsity", self.sparsity == 0, "0", "the method skips work and prunes no weight")
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """A copy of the network with companions; its keys gain ``.conv``, ``.cheap`` and ``.norm``."""

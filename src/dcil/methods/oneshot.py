@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dcil.method import Phase, StepContext
 from dcil.methods.zeroed import Zeroed
-from dcil.optimizer_state import reset
+from dcil.optimizer_state import reset_state
+from dcil.schedule import AtSteps, Schedule, Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,28 +29,26 @@ class OneShot(Zeroed):
     rounds: int = 1
     fresh: bool = True
     constant: bool = True
+    schedule: Schedule = AtSteps()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("rounds", self.rounds >= 1, "a number of rounds, at least 1")
+        self.require("rounds", self.rounds >= 1, ">= 1")
 
     @property
     def prunings(self) -> list[int]:
-        """The steps after which weights go."""
+        """The steps after which weights are pruned."""
         left = self.steps - self.target_step
         return [self.target_step + left * r // self.rounds for r in range(self.rounds)]
 
-    def sparsity_at(self, step: int) -> float:
-        done = sum(step >= pruning for pruning in self.prunings)
-        return self.sparsity if done == self.rounds else float(1 - (1 - self.sparsity) ** (done / self.rounds))
+    @property
+    def timeline(self) -> Timeline:
+        return replace(super().timeline, extra=tuple(self.prunings))
 
-    def due(self, step: int) -> bool:
-        return step in self.prunings
-
-    def update(self, now: StepContext) -> None:
-        super().update(now)
+    def update(self, context: StepContext) -> None:
+        super().update(context)
         if self.fresh:
-            reset(now.optimizer, now.model)
+            reset_state(context.optimizer, context.model)
 
     def phases(self) -> tuple[Phase, ...]:
         ends = [*self.prunings, self.steps]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from dcil.criteria import State
 from dcil.method import Phase, StepContext
 from dcil.methods.zeroed import Zeroed, zero_pruned
-from dcil.optimizer_state import reset
-from dcil.weight import Layer
+from dcil.optimizer_state import reset_state
+from dcil.schedule import AtSteps, Schedule, Timeline
+from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +33,13 @@ class Rewind(Zeroed):
     to: float = 0.1
     weights: bool = False
     rounds: int = 1
+    schedule: Schedule = AtSteps()
     classifier: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("to", 0 <= self.to < 1, "a part of the steps, at least 0 and below 1")
-        self.require("rounds", self.rounds >= 1, "a number of rounds, at least 1")
+        self.require("to", 0 <= self.to < 1, ">= 0 and < 1", "a part of the steps")
+        self.require("rounds", self.rounds >= 1, ">= 1")
 
     @property
     def back(self) -> int:
@@ -46,37 +48,35 @@ class Rewind(Zeroed):
 
     @property
     def prunings(self) -> list[int]:
+        """The steps after which weights are pruned."""
         return [self.steps + r * (self.steps - self.back) for r in range(self.rounds)]
 
-    def sparsity_at(self, step: int) -> float:
-        done = sum(step >= pruning for pruning in self.prunings)
-        return self.sparsity if done == self.rounds else float(1 - (1 - self.sparsity) ** (done / self.rounds))
-
-    def due(self, step: int) -> bool:
-        return step in self.prunings
+    @property
+    def timeline(self) -> Timeline:
+        return replace(super().timeline, extra=tuple(self.prunings))
 
     def phases(self) -> tuple[Phase, ...]:
         again = [Phase("retrain", self.steps - self.back, start=self.back)] * self.rounds
         extra = [Phase("fine-tune", self.finetune, None)] if self.finetune else []
         return (Phase("train", self.steps), *again, *extra)
 
-    def remember(self, layers: Sequence[Layer], model: nn.Module) -> State:
+    def init_state(self, layers: Sequence[PrunableWeight], model: nn.Module) -> State:
         early = {f"early.{name}": tensor.clone() for name, tensor in model.state_dict().items()} if self.weights else {}
-        return super().remember(layers, model) | early
+        return super().init_state(layers, model) | early
 
-    def after_step(self, now: StepContext) -> None:
-        super().after_step(now)
-        if self.weights and now.step == self.back:
-            for name, tensor in now.model.state_dict().items():
-                now.state[f"early.{name}"].copy_(tensor)
+    def after_step(self, context: StepContext) -> None:
+        super().after_step(context)
+        if self.weights and context.step == self.back:
+            for name, tensor in context.model.state_dict().items():
+                context.state[f"early.{name}"].copy_(tensor)
 
-    def form(self, step: int) -> bool:
-        return self.weights and step + 1 == self.back  # the one step that is written down
+    def loss_key(self, step: int) -> bool:
+        return self.weights and step + 1 == self.back  # the one step that copies the weights
 
-    def update(self, now: StepContext) -> None:
-        super().update(now)
+    def update(self, context: StepContext) -> None:
+        super().update(context)
         if self.weights:
-            for name, tensor in now.model.state_dict().items():
-                tensor.copy_(now.state[f"early.{name}"])
-        zero_pruned(now)
-        reset(now.optimizer, now.model)
+            for name, tensor in context.model.state_dict().items():
+                tensor.copy_(context.state[f"early.{name}"])
+        zero_pruned(context)
+        reset_state(context.optimizer, context.model)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+from torch import Tensor
 
 from dcil import views
 from dcil.criteria import gradient_of
 from dcil.method import StepContext
-from dcil.methods.sparse_start import SparseStart
-from dcil.methods.zeroed import zero_pruned
+from dcil.methods.drop_and_grow import DropAndGrow, largest_weights
 from dcil.scope import ERK, Scope
 from dcil.selection import largest_among
 
 
 @dataclass(frozen=True, kw_only=True)
-class RigL(SparseStart):
+class RigL(DropAndGrow):
     """Per layer: drop the smallest |w|, grow where the dense gradient is largest; a weight dropped and grown at
     once keeps its value and momentum, other new ones start at 0.
 
@@ -27,7 +28,7 @@ class RigL(SparseStart):
 
     Original: every 100 iterations until 75 % of the training, ERK, every layer sparse but the classifier's norms.
     Protocol: the same, on the paper's prunable layers. The original skips the optimizer step in which the masks
-    move; here the user's loop has taken it already.
+    change; here the user's loop has taken it already.
     """
 
     every: int = 100
@@ -38,19 +39,25 @@ class RigL(SparseStart):
 
     # The value is that of the sparse net, the gradient reaches every weight: that is the growth signal.
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.straight_through}
+    keeps_regrown: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("drop", 0 <= self.drop <= 1, "the fraction of weights to move at first, from 0 to 1")
+        self.require("drop", 0 <= self.drop <= 1, ">= 0 and <= 1", "the fraction of weights to move at first")
 
     def drop_at(self, step: int) -> float:
         return self.drop / 2 * (1 + math.cos(math.pi * step / (self.until * self.steps)))
 
-    def update(self, now: StepContext) -> None:
-        # The number of weights in a layer never changes, so it need not be read from the device.
-        for layer, nnz in zip(now.layers, self.start_counts(now.layers), strict=True):
-            moved = min(int(self.drop_at(now.step) * nnz), layer.weight.numel() - nnz)
-            stay = largest_among(layer.mask, layer.weight.detach().abs(), nnz - moved)
-            grown = largest_among(~stay, gradient_of(layer).abs(), moved)
-            layer.mask.copy_(stay | grown)
-        zero_pruned(now)
+    def moved(self, context: StepContext) -> list[tuple[int, int]]:
+        """(kept weights, weights to move) of each layer. The first never changes: no need to read it back."""
+        fraction = self.drop_at(context.step)
+        counts = zip(context.layers, self.start_counts(context.layers), strict=True)
+        return [(nnz, min(int(fraction * nnz), layer.weight.numel() - nnz)) for layer, nnz in counts]
+
+    def survivors(self, context: StepContext) -> list[Tensor]:
+        counts = zip(context.layers, self.moved(context), strict=True)
+        return [largest_weights(layer, nnz - moved) for layer, (nnz, moved) in counts]
+
+    def grown(self, context: StepContext, stay: Sequence[Tensor]) -> list[Tensor]:
+        places = zip(context.layers, stay, self.moved(context), strict=True)
+        return [largest_among(~kept, gradient_of(layer).abs(), moved) for layer, kept, (_, moved) in places]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from dcil.method import StepContext
-from dcil.methods.sparse_start import SparseStart, nnz_of
-from dcil.methods.zeroed import zero_pruned
+from dcil.methods.drop_and_grow import DropAndGrow, count_kept
 from dcil.scope import ERK, Scope
 from dcil.selection import largest_among
-from dcil.weight import Layer
 
 
 @dataclass(frozen=True, kw_only=True)
-class SET(SparseStart):
+class SET(DropAndGrow):
     """Per layer: drop the fraction zeta of the positive weights nearest 0 and of the negative ones nearest 0, then
     grow as many at random empty places, those just left included. New weights start at 0, without momentum.
 
@@ -32,22 +30,19 @@ class SET(SparseStart):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("zeta", 0 <= self.zeta <= 1, "the fraction of weights to move, from 0 to 1")
+        self.require("zeta", 0 <= self.zeta <= 1, ">= 0 and <= 1", "the fraction of weights to move")
 
-    def update(self, now: StepContext) -> None:
-        had = nnz_of(now.layers)
-        for layer in now.layers:
-            layer.mask.logical_and_(self.surviving(layer))
-        zero_pruned(now)  # a weight that returns to its own place is a new one, too
-        left = nnz_of(now.layers)
-        for layer, noise, old, new in zip(now.layers, self.noise(now), had, left, strict=True):
-            layer.mask.logical_or_(largest_among(~layer.mask, noise, old - new))
+    def survivors(self, context: StepContext) -> list[Tensor]:
+        stay = []
+        for layer in context.layers:
+            w, kept = layer.weight.detach(), layer.mask.clone()
+            for side in (layer.mask & (w > 0), layer.mask & (w < 0)):
+                number = int(side.sum())
+                kept &= ~side | largest_among(side, w.abs(), number - int(self.zeta * number))
+            stay.append(kept)
+        return stay
 
-    def surviving(self, layer: Layer) -> Tensor:
-        """All but the fraction zeta nearest 0 on each side."""
-        w = layer.weight.detach()
-        kept = torch.ones_like(layer.mask)
-        for side in (layer.mask & (w > 0), layer.mask & (w < 0)):
-            number = int(side.sum())
-            kept &= ~side | largest_among(side, w.abs(), number - int(self.zeta * number))
-        return kept
+    def grown(self, context: StepContext, stay: Sequence[Tensor]) -> list[Tensor]:
+        had, left = count_kept([layer.mask for layer in context.layers]), count_kept(stay)
+        places = zip(stay, self.noise(context), had, left, strict=True)
+        return [largest_among(~kept, noise, old - new) for kept, noise, old, new in places]

@@ -26,6 +26,6 @@ class SFP(FiltersPerEpoch):
 
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.whole}
 
-    def update(self, now: StepContext) -> None:
-        super().update(now)
-        zero_pruned(now, momentum=False)
+    def update(self, context: StepContext) -> None:
+        super().update(context)
+        zero_pruned(context, momentum=False)

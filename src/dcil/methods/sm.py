@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from dcil import views
 from dcil.method import StepContext
-from dcil.methods.sparse_start import SparseStart, nnz_of
+from dcil.methods.drop_and_grow import DropAndGrow, count_kept, largest_weights
 from dcil.methods.zeroed import zero_pruned
 from dcil.optimizer_state import momentum
-from dcil.scope import Scope, Uniform, counts
+from dcil.scope import Scope, Uniform, apportion
 from dcil.selection import largest_among
 
 
 @dataclass(frozen=True, kw_only=True)
-class SM(SparseStart):
+class SM(DropAndGrow):
     """Per layer drop the fraction p of the smallest weights; share the free places among the layers by their mean
     momentum; grow where the momentum of an empty place is largest. New weights start at 0 and keep that momentum.
 
@@ -42,32 +42,44 @@ class SM(SparseStart):
 
     # Dense gradients: the momentum of empty places is the growth signal.
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.straight_through}
+    clears_momentum: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("drop", 0 <= self.drop <= 1, "the fraction of weights to move at first, from 0 to 1")
+        self.require("drop", 0 <= self.drop <= 1, ">= 0 and <= 1", "the fraction of weights to move at first")
 
     def drop_at(self, step: int) -> float:
         return self.drop_end + (self.drop - self.drop_end) / 2 * (1 + math.cos(math.pi * step / self.steps))
 
-    def after_step(self, now: StepContext) -> None:
-        self.criterion.observe(now.layers, now.state)
-        zero_pruned(now, momentum=False)
+    def after_step(self, context: StepContext) -> None:
+        self.criterion.observe(context.layers, context.state)
+        zero_pruned(context, momentum=False)
 
-    def update(self, now: StepContext) -> None:
-        directions = [momentum(now.optimizer, layer.weight).abs() for layer in now.layers]
-        shares = momentum_shares(directions, [layer.mask for layer in now.layers])
-        nnz, sizes = nnz_of(now.layers), [layer.weight.numel() for layer in now.layers]
-        dropped = [
-            self.dropped(now.step, *layer, mean=1 / len(sizes)) for layer in zip(shares, nnz, sizes, strict=True)
-        ]
+    def loss_key(self, step: int) -> Hashable:
+        return ()
+
+    def counts(self, context: StepContext) -> tuple[list[float], list[int], list[int]]:
+        """Each layer's share of the momentum, kept weights, and weights to drop."""
+        directions = [momentum(context.optimizer, layer.weight).abs() for layer in context.layers]
+        shares = momentum_shares(directions, [layer.mask for layer in context.layers])
+        nnz, sizes = count_kept([layer.mask for layer in context.layers]), [w.weight.numel() for w in context.layers]
+        layers = zip(shares, nnz, sizes, strict=True)
+        return shares, nnz, [self.dropped(context.step, *layer, mean=1 / len(sizes)) for layer in layers]
+
+    def survivors(self, context: StepContext) -> list[Tensor]:
+        _, nnz, dropped = self.counts(context)
+        layers = zip(context.layers, nnz, dropped, strict=True)
+        return [largest_weights(layer, n - gone) for layer, n, gone in layers]
+
+    def grown(self, context: StepContext, stay: Sequence[Tensor]) -> list[Tensor]:
+        shares, nnz, dropped = self.counts(context)
+        sizes = [layer.weight.numel() for layer in context.layers]
         empty = [size - n + gone for size, n, gone in zip(sizes, nnz, dropped, strict=True)]
-        grown = redistribute(shares, empty, sum(dropped))
-        for i, layer in enumerate(now.layers):
-            stay = largest_among(layer.mask, layer.weight.detach().abs(), nnz[i] - dropped[i])
-            layer.mask.copy_(stay)
-            layer.weight.mul_(stay)
-            layer.mask.copy_(stay | largest_among(~stay, directions[i], grown[i]))
+        places = zip(context.layers, stay, redistribute(shares, empty, sum(dropped)), strict=True)
+        return [
+            largest_among(~kept, momentum(context.optimizer, layer.weight).abs(), count)
+            for layer, kept, count in places
+        ]
 
     def dropped(self, step: int, share: float, nnz: int, size: int, mean: float) -> int:
         """ceil(p * nnz); a nearly dense layer that wants more than its share gives up no more than it has empty."""
@@ -98,4 +110,4 @@ def redistribute(shares: Sequence[float], empty: Sequence[int], total: int) -> l
             break
         for i in open_:
             wanted[i] += overflow / len(open_)
-    return counts([w / cap if cap else 0.0 for w, cap in zip(wanted, caps, strict=True)], caps, total)
+    return apportion([w / cap if cap else 0.0 for w, cap in zip(wanted, caps, strict=True)], caps, total)

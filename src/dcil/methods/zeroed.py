@@ -1,4 +1,4 @@
-"""What most older methods do with a pruned weight: it is zero, and nothing moves it."""
+"""Zeroed: pruned weights are zero and stay so, as in most older methods."""
 
 from __future__ import annotations
 
@@ -8,38 +8,42 @@ from dataclasses import dataclass
 import torch
 
 from dcil.method import Method, StepContext
-from dcil.optimizer_state import slots
+from dcil.optimizer_state import state_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Zeroed(Method):
-    """Pruned weights are zero after every step, and the optimizer forgets them.
+    """Zero the pruned weights and their optimizer state after every step.
 
     Without the second half their old momentum and weight decay would bring them back by accident.
     """
 
-    def after_step(self, now: StepContext) -> None:
-        super().after_step(now)
-        zero_pruned(now)
+    def after_step(self, context: StepContext) -> None:
+        super().after_step(context)
+        zero_pruned(context)
 
-    def update(self, now: StepContext) -> None:
-        before = [layer.mask.clone() for layer in now.layers]
-        super().update(now)
-        for layer, old in zip(now.layers, before, strict=True):
-            self.criterion.compensate(layer, old & ~layer.mask, now.state)
-        zero_pruned(now)
+    def update(self, context: StepContext) -> None:
+        before = [layer.mask.clone() for layer in context.layers]
+        super().update(context)
+        for layer, old in zip(context.layers, before, strict=True):
+            self.criterion.compensate(layer, old & ~layer.mask, context.state)
+        zero_pruned(context)
 
-    def update_form(self, step: int) -> Hashable:
-        return self.sparsity_at(step) if type(self).update is Zeroed.update and self.scores_on_device else None
+    def loss_key(self, step: int) -> Hashable:
+        return ()
+
+    def update_key(self, step: int) -> Hashable:
+        selection = super().update_key(step)
+        return None if selection is None else ("zeroed", selection)
 
 
-def zero_pruned(now: StepContext, momentum: bool = True) -> None:
-    """Write the zeros, into the weights and, with ``momentum``, into the optimizer's memory of them."""
-    tensors = [layer.weight.data for layer in now.layers]
-    masks = [layer.mask for layer in now.layers]
+def zero_pruned(context: StepContext, momentum: bool = True) -> None:
+    """Zero the pruned weights and, with ``momentum``, the optimizer's state of them."""
+    tensors = [layer.weight.data for layer in context.layers]
+    masks = [layer.mask for layer in context.layers]
     if momentum:
-        for layer in now.layers:
-            found = slots(now.optimizer, layer.weight)
+        for layer in context.layers:
+            found = state_tensors(context.optimizer, layer.weight)
             tensors += found
             masks += [layer.mask] * len(found)
     torch._foreach_mul_(tensors, masks)

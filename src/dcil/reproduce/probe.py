@@ -4,7 +4,7 @@ weights stay. Nothing here changes the training, and nothing waits for the devic
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.optim import Optimizer
 
 from dcil import SparseNet, Update
 from dcil.data import Batches, Loader
@@ -28,7 +27,7 @@ NEVER = -1
 
 
 class MaskProbe:
-    """Wraps ``net.move``, which every engine calls to move the masks.
+    """Observes every mask update of a network.
 
     ``born`` holds for every weight the step at which it was last revived, NEVER for one that was not; a stay ends
     when the weight is dropped again.
@@ -45,8 +44,8 @@ class MaskProbe:
         self.chosen: int | None = None
         self.seen: Tensor | None = None  # the masks as the last update left them
         self.epoch = 0
-        self._move: Callable[[Optimizer | None], Update] = net.move
-        net.move = self.move  # type: ignore[method-assign]
+        self._before: Tensor | None = None  # top-1 before the update that is looked at
+        net.add_observer(self)
 
     def begin(self, epoch: int, steps: int) -> None:
         """Before epoch number ``epoch`` (from 0) of ``steps`` steps: choose the update to look at, if any.
@@ -60,18 +59,20 @@ class MaskProbe:
             self.chosen = due[len(due) // 2] if due else None
 
     @torch.no_grad()
-    def move(self, optimizer: Optimizer | None) -> Update:
-        """The net's own move, with a look at the masks before and after it."""
-        step = self.net.steps_done
-        old = self.masks() if self.seen is None else self.seen  # nothing else moves masks
-        before = top1(self.net, self.loader, self.speed) if step == self.chosen else None
-        update = self._move(optimizer)
-        if before is not None:
+    def before_update(self, step: int) -> None:
+        """Remember the masks and, at the chosen update, the accuracy with them."""
+        self.seen = self.masks() if self.seen is None else self.seen  # nothing else changes masks
+        self._before = top1(self.net, self.loader, self.speed) if step == self.chosen else None
+
+    @torch.no_grad()
+    def after_update(self, update: Update) -> None:
+        """Compare with the masks before, and with the accuracy where it was measured."""
+        if self._before is not None:
             after = top1(self.net, self.loader, self.speed)
-            self.looks.append((self.epoch, step, torch.stack([before, after])))
-        self.seen = self.masks()
-        self.count(old, self.seen, step)
-        return update
+            self.looks.append((self.epoch, update.step, torch.stack([self._before, after])))
+        assert self.seen is not None
+        old, self.seen = self.seen, self.masks()
+        self.count(old, self.seen, update.step)
 
     def count(self, old: Tensor, new: Tensor, step: int) -> None:
         ended = old & ~new & (self.born != NEVER)

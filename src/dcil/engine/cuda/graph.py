@@ -14,14 +14,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dcil import DCIL, SparseNet, Update
+from dcil import SparseNet, Update
 from dcil.data import Batches
+from dcil.distillation import MutualDistillation
 from dcil.engine import kernels
 from dcil.engine.cuda.batches import source
 from dcil.engine.cuda.capture import PROCESS_LOCK, GraphRecorder, restoring
 from dcil.engine.cuda.executor import Fused, Outputs, Plain, Route, Streams, all_at_once, one_at_a_time
 from dcil.engine.cuda.flat import Flat
-from dcil.engine.cuda.mask_updates import RecordedMaskUpdates
+from dcil.engine.cuda.mask_updates import RecordedHooks
 from dcil.engine.cuda.rewrite import Unfusable
 from dcil.engine.cuda.sgd import SGD
 from dcil.engine.eager import Diverged, autocast
@@ -62,7 +63,7 @@ class GraphEngine:
             self.speed.apply()
             self.flat = Flat(self.net, self.optimizer)
             self.source = source(self.loader, exact=self.speed.precision == "fp32")
-            self.net.mover = RecordedMaskUpdates(self.net, self.flat, self.recorder)
+            self.net.hooks = RecordedHooks(self.net, self.flat, self.recorder)
             self.ready = True
 
     # -- training ----------------------------------------------------------------------------------------------------
@@ -78,10 +79,9 @@ class GraphEngine:
                 lr = wanted
                 self.minus_lr.fill_(-lr)
                 self.optimizer.param_groups[0]["lr"] = lr
-            self.recording("train", size, self.net.method.form(self.net.steps_done), partial(self.step, size))()
-            self.net.set_extra_state(torch.tensor(self.net.steps_done + 1))
-            due = self.net.method.due(self.net.steps_done)
-            yield self.net.move(self.optimizer) if due else None
+            key = self.net.method.loss_key(self.net.steps_done)
+            self.recording("train", size, key, partial(self.step, size))()
+            yield self.net.step(self.optimizer)
             if (i + 1) % CHECK_EVERY == 0:
                 self.check()
 
@@ -104,15 +104,15 @@ class GraphEngine:
             self.route.finish()
             exact = self.speed.precision == "fp32"
             self.sgd.step(self.flat.weights, self.flat.gradient, self.flat.momentum, self.minus_lr, self.bad, exact)
-            now = self.net.moment(self.optimizer)
-            self.net.method.after_step(dataclasses.replace(now, step=now.step + 1))
+            context = self.net.context(self.optimizer)
+            self.net.method.after_step(dataclasses.replace(context, step=context.step + 1))
 
     def loss(self, outputs: Outputs, y: Tensor) -> Tensor:
-        """The method's; in one kernel where it is DCIL's and its last bit need not be torch's."""
-        method, p = self.net.method, outputs["pruned"]
+        """The method's loss; in one kernel where its key has one and the last bit need not be torch's."""
+        key, p = self.net.method.loss_key(self.net.steps_done), outputs["pruned"]
         kernel = kernels.AVAILABLE and p.is_cuda and p.dim() == 2 and self.speed.precision != "fp32"
-        if kernel and isinstance(method, DCIL) and type(method).loss is DCIL.loss:
-            return kernels.loss.dcil_loss(p, outputs["super"], y, method.kl_at(self.net.steps_done), method.temperature)
+        if kernel and isinstance(key, MutualDistillation):
+            return kernels.loss.dcil_loss(p, outputs["super"], y, key.weight, key.temperature)
         return self.net.loss(outputs, y)
 
     def note(self, loss: Tensor, outputs: Outputs, y: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Mask updates recorded like the steps: hundreds of small kernels that the host need not launch one by one."""
+"""Recorded mask updates: hundreds of small kernels that the host need not launch one by one."""
 
 from __future__ import annotations
 
@@ -7,50 +7,54 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from dcil import SparseNet
+from dcil import SparseNet, StepContext
 from dcil.engine.cuda.capture import PROCESS_LOCK, GraphRecorder
 from dcil.engine.cuda.flat import Flat
-from dcil.engine.cuda.ranking import Ranking, fits
-from dcil.method import StepContext
+from dcil.engine.cuda.ranking import Ranking, ranks
 
 
-class RecordedMaskUpdates:
-    """The first update of a form is made operation by operation, the second recorded, the others replayed.
+class RecordedHooks:
+    """The method's hooks as ``SparseNet.step`` calls them, where the step itself is recorded.
 
-    The sparsity, which grows once per epoch, is part of the form: an epoch has some 24 updates and one recording.
-    Where every update has a form of its own (``smooth``), nothing is recorded, since nothing would be replayed.
+    ``after_step`` is part of the recorded step. The first mask update with a key runs operation by operation, the
+    second is recorded, the others are replayed. The sparsity, which grows once per epoch, is part of the key: an epoch
+    has some 24 updates and one recording. Where every update has a key of its own (``smooth``), nothing is recorded.
     """
 
     changes: Tensor
 
     def __init__(self, net: SparseNet, flat: Flat, recorder: GraphRecorder) -> None:
-        self.method, self.recorder = net.method, recorder
-        self.move: Callable[[StepContext], Tensor] = Ranking(net, flat) if fits(net) else net.method.move_masks
-        self.form: Hashable = None
+        self.net, self.recorder = net, recorder
+        ranked = ranks(net, net.method.update_key(net.steps_done))
+        self.update: Callable[[StepContext], Tensor] = Ranking(net, flat) if ranked else net.method.update_masks
+        self.key: Hashable = None
         self.replay: Callable[[], None] | None = None
 
+    def after_step(self, context: StepContext) -> None:
+        """Do nothing: the recorded step did it."""
+
     @torch.no_grad()
-    def __call__(self, now: StepContext) -> Tensor:
-        form = self.method.update_form(now.step)
-        if form is None or form != self.form:
-            self.form, self.replay = form, None
-            return self.move(now)
-        if self.replay is None and not self.record(now):
-            return self.move(now)
+    def update_masks(self, context: StepContext) -> Tensor:
+        key = self.net.method.update_key(context.step)
+        if key is None or key != self.key:
+            self.key, self.replay = key, None
+            return self.update(context)
+        if self.replay is None and not self.record(context):
+            return self.update(context)
         assert self.replay is not None
         self.replay()
         return self.changes.clone()  # the next replay, of whatever recording, writes there again
 
-    def record(self, now: StepContext) -> bool:
-        """Unless another run of this process is recording, which may take half a minute: then at the next update."""
+    def record(self, context: StepContext) -> bool:
+        """Record the update, unless another run of this process is recording, which may take half a minute."""
 
-        def move() -> None:
-            self.changes = self.move(now)
+        def work() -> None:
+            self.changes = self.update(context)
 
         if not PROCESS_LOCK.acquire(blocking=False):
             return False
         try:
-            self.replay = self.recorder.capture(move)
+            self.replay = self.recorder.capture(work)
         finally:
             PROCESS_LOCK.release()
         return True

@@ -3,20 +3,22 @@ they lie in memory, a handful of kernels for the whole network."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
-from dcil import Global, Magnitude, Method, SparseNet, Weight
+from dcil import Global, Magnitude, SparseNet, StepContext, Weight
 from dcil.engine import kernels
 from dcil.engine.cuda.flat import Flat, window
-from dcil.method import StepContext
-from dcil.selection import smallest_key
+from dcil.method import Selection
+from dcil.selection import kth_smallest_key
 
 LAST = 2**31 - 1
 
 
 class Ranking:
-    """Moves the masks exactly as ``Method.update`` does, ties included.
+    """Updates the masks exactly as ``Method.update`` does, ties included.
 
     ``place`` holds for every weight its place in the order that ties are decided by, LAST for the gaps between layers.
     """
@@ -37,9 +39,9 @@ class Ranking:
             one = torch.ones((), dtype=torch.long, device=flat.device)
             kernels.select.keep_largest(self.keys(), self.place, one, flat.masks.clone())
 
-    def __call__(self, now: StepContext) -> Tensor:
-        """As ``Method.move_masks``."""
-        pruned, masks = int(self.method.sparsity_at(now.step) * self.size), self.flat.masks
+    def __call__(self, context: StepContext) -> Tensor:
+        """As ``Method.update_masks``."""
+        pruned, masks = int(self.method.sparsity_at(context.step) * self.size), self.flat.masks
         if self.kernels and pruned > 0:
             return kernels.select.keep_largest(
                 self.keys(), self.place, torch.full((), pruned, device=masks.device), masks
@@ -58,16 +60,15 @@ class Ranking:
         if pruned == 0:
             return torch.ones_like(self.flat.masks)
         keys = self.keys()
-        threshold = smallest_key(keys, torch.full((), pruned, device=keys.device))
+        threshold = kth_smallest_key(keys, torch.full((), pruned, device=keys.device))
         above, tied = keys > threshold, keys == threshold
         room = keys.numel() - pruned - above.sum()
-        last = smallest_key(torch.where(tied, self.place, LAST), room)
+        last = kth_smallest_key(torch.where(tied, self.place, LAST), room)
         return above | (tied & (self.place <= last) & (room > 0))
 
 
-def fits(net: SparseNet) -> bool:
-    """Is the method's update this one?"""
-    method = net.method
-    plain = type(method).update is Method.update and type(method).group_scores is Method.group_scores
-    usual = (Weight, Magnitude, Global) == tuple(map(type, (method.granularity, method.criterion, method.scope)))
-    return plain and usual and len({id(layer.weight) for layer in net.layers}) == len(net.layers)
+def ranks(net: SparseNet, key: Hashable) -> bool:
+    """Whether the update with this key is the ranking of this file."""
+    if not isinstance(key, Selection) or len({id(layer.weight) for layer in net.layers}) < len(net.layers):
+        return False
+    return (key.granularity, key.criterion, key.scope) == (Weight(), Magnitude(), Global())

@@ -11,7 +11,7 @@ from torch import Tensor
 from dcil import Method, SparseNet, views
 from dcil.engine import kernels
 from dcil.engine.cuda.flat import Flat, room, window
-from dcil.weight import Layer
+from dcil.weight import PrunableWeight
 
 #: Views that treat every weight alike: the whole network's weights can go through them at once.
 ELEMENTWISE = (views.kept, views.revived, views.straight_through, views.whole)
@@ -25,15 +25,16 @@ def seen(net: SparseNet, flat: Flat, path: str, head: Tensor) -> Tensor:
     layers = list({id(layer.weight): layer for layer in net.layers}.values())
     for layer, piece in zip(layers, torch.split(head, [room(layer.weight) for layer in layers]), strict=True):
         weight = window(piece, 0, layer.weight.shape)  # one by one, as the method is written
-        stand_in = Layer(layer.name, weight, layer.mask, layer.transposed, layer.conv_groups)  # type: ignore[arg-type]
-        values = net.method.see(path, stand_in, net.state)
+        stand_in = PrunableWeight(layer.name, weight, layer.mask, layer.transposed, layer.conv_groups)  # type: ignore[arg-type]
+        values = net.method.view(path, stand_in, net.state)
         values = values.permute(0, 2, 3, 1) if values.dim() == 4 else values
         pieces += [values.reshape(-1), piece[layer.weight.numel() :].detach()]
     return torch.cat(pieces)
 
 
 def elementwise(method: Method, path: str) -> bool:
-    return type(method).see is Method.see and method.paths[path] in ELEMENTWISE
+    """Whether the path's view treats every weight alike, as the method declares it."""
+    return method.view_key(path) in ELEMENTWISE
 
 
 def gradient_of(outputs: Sequence[Tensor], leaf: Tensor, net: SparseNet, back: Sequence[Tensor] | None) -> Tensor:
