@@ -33,9 +33,9 @@ def trace(
     sizes       the batch sizes that are tried; with 1 among them, a network that treats one image otherwise is refused
 
     All other nodes are ``call_function`` of ATen operators, none of which works in place, and ``get_attr`` of
-    parameters, buffers and other tensors. ``meta["shape"]`` is the shape of a result at the first size,
-    ``meta["module"]`` the name and class of the module that called the operator. Nothing is computed, and no device is
-    used.
+    parameters, buffers and other tensors. ``meta["shape"]`` is the shape of a result, or of the first of several, at
+    the first size; ``meta["module"]`` is the name and class of the module that called the operator. Nothing is
+    computed, and no device is used.
     """
     examples = (example,) if isinstance(example, Tensor) else tuple(example)
     tracers = [run(model, examples, size, training, leaf) for size in sizes]
@@ -71,6 +71,7 @@ def run(
     try:
         with torch.no_grad(), tracer:
             out = tracer.model(*inputs)
+        tracer.settle()
         tracer.graph.output(tracer.nodes(out))
     except Exception as error:  # the network's own code runs here on tensors without data: it may raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]

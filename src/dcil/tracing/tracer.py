@@ -47,7 +47,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     def __init__(self, model: nn.Module, leaf: Callable[[nn.Module], bool], device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.graph, self.device = Graph(), device
-        self.known: dict[int, tuple[Tensor, int, Node]] = {}
+        self.known: dict[int, tuple[Tensor, Node]] = {}  # with the tensor, so that its address is not used again
+        self.versions: dict[int, int] = {}  # of the known tensors when they were computed
+        self.unsettled: list[Tensor] = []
         self.names: dict[int, str] = {}  # of the parameters and buffers, the model's own and those without data
         self.constants: dict[str, Tensor] = {}  # tensors that are neither the model's nor computed
         self.without_data: dict[int, tuple[Tensor, Tensor]] = {}
@@ -96,6 +98,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     ) -> Any:
         if self.inside_leaf:
             return forward(*args, **kwargs)
+        self.settle()
         node = self.graph.call_module(name, self.nodes(args), self.nodes(kwargs))
         # The shapes are the same in both modes, and a batch norm without data in training takes long.
         training, self.inside_leaf = module.training, True
@@ -108,6 +111,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
+        self.settle()
         if self.inside_leaf:
             return self.run(func, args, kwargs)
         if func is aten._local_scalar_dense.default:
@@ -122,7 +126,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
             if func in RESHAPES:
                 target, placed = reshape(args[0], out, placed)
             node = self.graph.call_function(target, placed, named)
-        self.define(out, node, int(func._schema.is_mutable))  # torch counts the change when this has returned
+        self.define(out, node)
         return out
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -139,13 +143,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
             return self.without_data.setdefault(id(value), (value, torch.empty_like(value, device="meta")))[1]
         return map_items(self.emptied, value)
 
-    def define(self, out: Any, node: Node, changes: int = 0) -> None:
-        """Say that ``node`` computes ``out``, a tensor or a nest of them; ``changes`` to it are not yet counted."""
+    def define(self, out: Any, node: Node) -> None:
+        """Say that ``node`` computes ``out``, a tensor or a nest of them."""
         node.meta.setdefault("module", self.modules[-1])
         if isinstance(out, Tensor):
             node.meta.setdefault("shape", tuple(out.shape))
-            self.known[id(out)] = out, out._version + changes, node
+            # torch counts changes, and gives a view its base's counter, after the operator has returned to it.
+            self.known[id(out)] = out, node
+            self.versions[id(out)] = -1
+            self.unsettled.append(out)
         elif isinstance(out, (tuple, list)):
+            node.meta["shape"] = tuple(out[0].shape) if out and isinstance(out[0], Tensor) else ()
             for i, item in enumerate(out):
                 if isinstance(item, (Tensor, tuple, list)):
                     self.define(item, self.graph.call_function(operator.getitem, (node, i)))
@@ -159,12 +167,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
         return map_items(self.nodes, value)
 
     def node(self, tensor: Tensor) -> Node:
-        found, version, node = self.known.get(id(tensor), (None, 0, None))
-        if found is None or node is None:
+        if id(tensor) not in self.known:
             return self.constant(tensor)
-        if version != tensor._version:
+        if self.versions[id(tensor)] != tensor._version:
             raise TracingError("it reads memory that another tensor shares and that was changed in place")
-        return node
+        return self.known[id(tensor)][1]
+
+    def settle(self) -> None:
+        """Note the versions of the tensors that the operator before this one has computed."""
+        self.versions |= {id(tensor): tensor._version for tensor in self.unsettled}
+        self.unsettled.clear()
 
     def constant(self, tensor: Tensor) -> Node:
         name = self.names.get(id(tensor))
@@ -201,11 +213,14 @@ def functional(func: Any) -> Any:
         return func
     namespace, _, name = func._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-    found = getattr(packet, func._overloadname, None)
-    written = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
-    if not name.endswith("_") or found is None or found._schema.is_mutable or any(written[1:]):
-        raise TracingError(f"{func} writes into its operands and has no form that does not")
-    return found
+    names = [argument.name for argument in func._schema.arguments]
+    for overload in packet.overloads() if packet is not None and name.endswith("_") else ():
+        found = getattr(packet, overload)
+        if not found._schema.is_mutable and (
+            overload == func._overloadname or [argument.name for argument in found._schema.arguments] == names
+        ):
+            return found
+    raise TracingError(f"{func} writes into its operands and has no form that does not")
 
 
 def reshape(source: Tensor, out: Tensor, args: Any) -> tuple[Any, Any]:
