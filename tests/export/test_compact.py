@@ -358,7 +358,7 @@ def test_a_network_that_cannot_be_traced_is_refused():
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(UserError, match=r"Branchy cannot be traced by torch\.fx"):
+    with pytest.raises(UserError, match=r"Branchy cannot be traced: .* it asks for the value of a tensor"):
         compact(Branchy(), torch.zeros(1, 2))
 
 

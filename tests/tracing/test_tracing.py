@@ -123,6 +123,18 @@ def test_the_graph_holds_for_every_batch_size_or_is_refused():
             trace(Batch(what).eval(), torch.randn(1, 6), sizes=(2, 7, 1))
 
 
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_the_graph_holds_for_images_of_other_sizes(mode):
+    class Sizes(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.interpolate(F.relu(self[0](x)), scale_factor=2, mode=mode)
+            return F.adaptive_avg_pool2d(F.max_pool2d(y, 2), 1).flatten(1)
+
+    model = Sizes(nn.Conv2d(2, 4, 3)).eval()
+    graph, x = trace(model, torch.randn(1, 2, 8, 8)), torch.randn(2, 2, 11, 7)
+    assert torch.equal(graph(x), model(x))
+
+
 def test_several_inputs_and_nested_outputs():
     class Two(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> dict[str, object]:

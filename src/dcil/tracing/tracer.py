@@ -125,6 +125,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
             out = self.run(func, args, kwargs)
             if func in RESHAPES:
                 target, placed = reshape(args[0], out, placed)
+            elif func._opname.startswith("upsample_"):
+                target, placed = upsample(func, placed)
             node = self.graph.call_function(target, placed, named)
         self.define(out, node)
         return out
@@ -228,3 +230,12 @@ def reshape(source: Tensor, out: Tensor, args: Any) -> tuple[Any, Any]:
     if out.ndim == 2 and source.ndim >= 2 and out.shape[0] == source.shape[0]:
         return aten.flatten.using_ints, (args[0], 1)
     return aten.reshape.default, args
+
+
+def upsample(func: Any, args: Any) -> tuple[Any, Any]:
+    """By the factors where the network gave some, not by the size that they came to."""
+    size, others = args[1], args[2:]
+    factors = others[len(others) - len(size) :]
+    if "vec" not in func.overloadpacket.overloads() or len(factors) < len(size) or None in factors:
+        return func, args
+    return func.overloadpacket.vec, (args[0], None, *others[: -len(size)], list(factors))

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from dcil.errors import UserError
-from dcil.export.compact.operators import JOINS, Kind, changes_its_input, kind_of, name_of, padded, weight_of
+from dcil.export.compact.operators import FIRST_RESULT_ALONE, Kind, kind_of, name_of, padded, weight_of
+from dcil.tracing import BATCH_SIZES, trace
 
 
 @dataclass
@@ -55,25 +55,20 @@ class Flow:
         return first
 
 
-def trace(model: nn.Module) -> fx.GraphModule:
-    """The network as a graph of torch's own modules and functions, in evaluation mode, nothing done in place."""
-    try:
-        traced = fx.symbolic_trace(copy.deepcopy(model).eval())
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{type(model).__name__} cannot be traced by torch.fx ({reason})") from None
-    order = {node: i for i, node in enumerate(traced.graph.nodes)}
-    modules = dict(traced.named_modules())
-    for node in traced.graph.nodes:
-        if changes_its_input(node, modules):
-            # Whoever reads that input afterwards reads the result; with that said, it need not happen in place.
-            for user in [u for u in operands(node)[0].users if order[u] > order[node]]:
-                user.replace_input_with(operands(node)[0], node)
-    for module in modules.values():
+def traced(model: nn.Module, inputs: tuple[Tensor, ...]) -> fx.GraphModule:
+    """Return a copy of the network in evaluation as a graph of torch's own modules and ATen operators."""
+    graph = trace(copy.deepcopy(model), inputs, training=False, sizes=(*BATCH_SIZES, 1))
+    for module in graph.modules():
         if getattr(module, "inplace", False):
-            module.inplace = False
-    traced.recompile()
-    return traced
+            module.inplace = False  # type: ignore[assignment]  # the graph says who reads the result
+    for node in graph.graph.nodes:
+        if node.target in FIRST_RESULT_ALONE and all(user.args[1] == 0 for user in node.users):
+            node.target = FIRST_RESULT_ALONE[node.target]
+            for user in list(node.users):
+                user.replace_all_uses_with(node)
+                graph.graph.erase_node(user)
+    graph.recompile()
+    return graph
 
 
 @torch.no_grad()
@@ -131,9 +126,7 @@ def forward(
 
 def run_alone(node: fx.Node, runner: fx.Interpreter, flows: dict[fx.Node, Flow]) -> Tensor:
     """The node's operation on the values in ``flows``."""
-    # A clone, because operations may work in place.
-    take = lambda n: flows[n].value.clone() if isinstance(flows[n].value, Tensor) else flows[n].value  # noqa: E731
-    args, kwargs = fx.map_arg(node.args, take), fx.map_arg(node.kwargs, take)
+    args, kwargs = (fx.map_arg(given, lambda n: flows[n].value) for given in (node.args, node.kwargs))
     out: Tensor = getattr(runner, node.op)(node.target, args, kwargs)
     return out
 
@@ -161,7 +154,7 @@ def touched(node: fx.Node, kind: Kind, modules: dict[str, nn.Module], flows: dic
     if kind is Kind.JOIN:
         both = [flows[n] for n in operands(node)]
         live = both[0].live | both[1].live
-        if JOINS[name_of(node)] is torch.mul:  # what is multiplied by a constant 0 is 0
+        if name_of(node) == "mul":  # what is multiplied by a constant 0 is 0
             for flow in both:
                 live &= flow.live | (flow.constants() != 0)
         return live

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -11,6 +9,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from dcil.tracing import place_of
+
+aten = torch.ops.aten
 
 
 class Kind(Enum):
@@ -35,51 +37,37 @@ CHANNELWISE_MODULES = (
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
 )
-#: Functions and tensor methods by name; F.relu, torch.relu and x.relu() are all "relu".
-CHANNELWISE_NAMES = {
-    *("relu", "relu_", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "sigmoid", "tanh"),
-    *("hardtanh", "hardswish", "hardsigmoid", "softplus", "softsign", "logsigmoid", "neg", "abs", "exp", "clamp"),
-    *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "interpolate"),
-    *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"),
-    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"),
-    *("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "contiguous", "clone", "mean", "amax"),
-    *("boolean_dispatch",),  # how torch names F.max_pool2d and its like
+#: ATen operators by name.
+CHANNELWISE_OPERATORS = {
+    *("relu", "leaky_relu", "elu", "celu", "gelu", "silu", "mish", "sigmoid", "tanh", "hardtanh", "hardswish"),
+    *("hardsigmoid", "softplus", "neg", "abs", "exp", "clamp", "clamp_min", "clamp_max", "mean", "amax", "detach"),
+    *("add", "sub", "rsub", "mul", "div"),  # with a number
+    *("max_pool2d", "max_pool3d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
+    *(f"upsample_{how}" for how in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d")),
 }
-#: Name -> the function that leaves its operands alone.
-JOINS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("add", "iadd", "add_"), torch.add),
-    **dict.fromkeys(("sub", "isub", "sub_"), torch.sub),
-    **dict.fromkeys(("mul", "imul", "mul_"), torch.mul),
+JOINS = ("add", "sub", "mul")
+#: Operators with several results -> one that has the first of them alone.
+FIRST_RESULT_ALONE = {
+    aten.max_pool2d_with_indices.default: aten.max_pool2d.default,
+    aten.max_pool3d_with_indices.default: aten.max_pool3d.default,
 }
 
 
 def name_of(node: fx.Node) -> str:
-    """The bare name of a function or method."""
-    target = node.target
-    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+    """An ATen operator by its own name, any other with its namespace."""
+    schema = getattr(node.target, "_schema", None)
+    return str(node.target) if schema is None else str(schema.name).removeprefix("aten::")
 
 
 def where(node: fx.Node, modules: dict[str, nn.Module]) -> str:
-    """The operation in words for a person: "features.3 (GroupNorm)"."""
+    """Name the operation for a person: "features.3 (GroupNorm)"."""
     if node.op == "call_module":
         return f"{node.target} ({type(modules[str(node.target)]).__name__})"
-    stack = node.meta.get("nn_module_stack") or {}
-    owner = next(reversed(stack.values()))[0] if stack else ""
-    return f"{name_of(node)}" + (f" in {owner}" if owner else "")
-
-
-def changes_its_input(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    """In place: relu_, +=, ReLU(inplace=True)."""
-    if node.op == "call_module":
-        return bool(getattr(modules[str(node.target)], "inplace", False))
-    name = name_of(node)
-    method = node.op == "call_method" and name.endswith("_") and not name.endswith("__")
-    function = node.op == "call_function" and (name in ("iadd", "isub", "imul", "itruediv", "relu_"))
-    return method or function or bool(node.kwargs.get("inplace", False))
+    return f"{name_of(node)} in {place_of(node)}"
 
 
 def kind_of(node: fx.Node, modules: dict[str, nn.Module], values: dict[fx.Node, Any]) -> Kind:
-    """``values`` holds an example of every node's value, by which broadcasts and reshapes are told apart."""
+    """Classify ``node``; ``values`` has an example of every node's value, which tells broadcasts and reshapes apart."""
     if node.op in ("placeholder", "output"):
         return Kind.INPUT if node.op == "placeholder" else Kind.OUTPUT
     tensors = [values[n] for n in node.all_input_nodes if isinstance(values[n], Tensor)]
@@ -87,7 +75,7 @@ def kind_of(node: fx.Node, modules: dict[str, nn.Module], values: dict[fx.Node, 
         return Kind.OTHER
     if node.op == "call_module":
         return _module_kind(modules[str(node.target)], tensors)
-    return _function_kind(node, tensors, values)
+    return _operator_kind(node, tensors, values[node])
 
 
 def _module_kind(module: nn.Module, tensors: list[Tensor]) -> Kind:
@@ -106,49 +94,28 @@ def _module_kind(module: nn.Module, tensors: list[Tensor]) -> Kind:
     return Kind.OTHER
 
 
-def _function_kind(node: fx.Node, tensors: list[Tensor], values: dict[fx.Node, Any]) -> Kind:
-    name, value = name_of(node), values[node]
-    if name in ("size", "getattr", "getitem") and not isinstance(value, Tensor):
-        return _shape_kind(node, name)
+def _operator_kind(node: fx.Node, tensors: list[Tensor], value: Any) -> Kind:
+    if node.target is aten.sym_size.int:
+        return Kind.SHAPE  # of the batch
     if not isinstance(value, Tensor) or value.ndim < 2 or not tensors:
         return Kind.OTHER
+    name, first = name_of(node), tensors[0]
     if name == "cat":
-        dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+        dim = node.args[1] if len(node.args) > 1 else 0
         return Kind.CAT if dim in (1, 1 - value.ndim) else Kind.OTHER
     if name in JOINS and len(tensors) + len(node.all_input_nodes) == 4:
-        same = tensors[0].shape[1] == tensors[1].shape[1] and tensors[0].ndim == tensors[1].ndim
+        same = first.shape[1] == tensors[1].shape[1] and first.ndim == tensors[1].ndim
         return Kind.JOIN if same and not node.kwargs else Kind.OTHER
-    first = tensors[0]
-    if name in ("flatten", "view", "reshape") and value.ndim == 2 and len(value) == len(first):
-        # A size that is written out would be wrong in the small network; only "the rest" stays right.
-        written = node.args[1] if name == "flatten" and len(node.args) == 2 else node.args[-1]
-        return Kind.FLATTEN if written == (1 if name == "flatten" else -1) and not node.kwargs else Kind.OTHER
-    plain = name in JOINS or name in CHANNELWISE_NAMES or name in ("truediv", "div")
-    return Kind.CHANNELWISE if plain and len(tensors) == 1 and _keeps_channels(node, name, first) else Kind.OTHER
+    if name == "flatten":
+        return Kind.FLATTEN
+    plain = name in CHANNELWISE_OPERATORS and len(tensors) == 1 and not node.kwargs
+    return Kind.CHANNELWISE if plain and _keeps_channels(node, name, first) else Kind.OTHER
 
 
 def _keeps_channels(node: fx.Node, name: str, first: Tensor) -> bool:
-    """The tensor comes first, and a mean goes over neither the batch nor the channels."""
-    if name in JOINS:  # with a number
-        return not node.kwargs
-    if not node.args or not isinstance(node.args[0], fx.Node):
-        return False
-    if name in ("mean", "amax"):
-        dims: Any = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
-        dims = (dims,) if isinstance(dims, int) else dims
-        return dims is not None and all(d % first.ndim >= 2 for d in dims)
-    return not node.kwargs.get("return_indices", False)
-
-
-def _shape_kind(node: fx.Node, name: str) -> Kind:
-    """Sizes other than that of dimension 1."""
-    if name == "size" and len(node.args) == 2:
-        return Kind.SHAPE if node.args[1] not in (1, -1) else Kind.OTHER
-    if name == "getitem":
-        return Kind.SHAPE if node.args[1] in (0, 2, 3, 4) else Kind.OTHER
-    picks = [user.args[1] for user in node.users if user.target is operator.getitem]
-    plain = len(picks) == len(node.users) and all(pick in (0, 2, 3, 4) for pick in picks)
-    return Kind.SHAPE if plain and (name == "size" or node.args[1] == "shape") else Kind.OTHER
+    """Whether a mean goes over neither the batch nor the channels."""
+    dims: Any = node.args[1] if len(node.args) > 1 else ()
+    return name not in ("mean", "amax") or (bool(dims) and all(d % first.ndim >= 2 for d in dims))
 
 
 def padded(module: nn.Module) -> bool:

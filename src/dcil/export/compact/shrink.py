@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from dcil.errors import UserError
-from dcil.export.compact.channels import Flow, analyse, operands, spans, trace, wanted
+from dcil.export.compact.channels import Flow, analyse, operands, spans, traced, wanted
 from dcil.export.compact.layers import Cut, Select, Widen, attribute, bias_of, replace, resize
-from dcil.export.compact.operators import JOINS, Kind, name_of, padded, weight_of, where
+from dcil.export.compact.operators import Kind, padded, weight_of, where
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ def compact(model: nn.Module, example: Tensor | tuple[Tensor, ...], block: int =
         raise UserError(f"block {block} cannot work; it is at least 1")
     inputs = tuple(x.detach().cpu() for x in (example if isinstance(example, tuple) else (example,)))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    traced = trace(model).cpu()
+    large = traced(model, inputs).cpu()
     with torch.no_grad():
-        small = _Builder(traced, analyse(traced, inputs, block)).build()
+        small = _Builder(large, analyse(large, inputs, block)).build()
     small.model.to(device)
     return small
 
@@ -118,6 +118,11 @@ class _Builder:
 
     def call(self, name: str, module: nn.Module, x: fx.Node) -> fx.Node:
         return self.graph.call_module(self.place(name, module), (x,))
+
+    def function(self, node: fx.Node, args: tuple[Any, ...]) -> fx.Node:
+        """The function of ``node`` on other arguments."""
+        assert callable(node.target)
+        return self.graph.call_function(node.target, args)
 
     def adapt(self, node: fx.Node, target: Tensor) -> fx.Node:
         """The channels ``target`` of what ``node`` was."""
@@ -204,12 +209,12 @@ class _Builder:
             else:
                 constants = self.constants(self.flows[source], target)
                 sides.append(self.graph.get_attr(self.place(f"constant_{source.name}", constants)))
-        self.new[node], self.layout[node] = self.graph.call_function(JOINS[name_of(node)], tuple(sides)), target
+        self.new[node], self.layout[node] = self.function(node, tuple(sides)), target
 
     def cat(self, node: fx.Node) -> None:
         spots = zip(operands(node), spans(node, self.flows), strict=True)
         parts = [(n, span.start) for i, (n, span) in enumerate(spots) if wanted(node, i, self.flows)]
-        self.new[node] = self.graph.call_function(torch.cat, ([self.new[n] for n, _ in parts], 1))
+        self.new[node] = self.function(node, ([self.new[n] for n, _ in parts], 1))
         self.layout[node] = torch.cat([self.layout[n] + start for n, start in parts])
 
     def whole(self, node: fx.Node) -> None:
