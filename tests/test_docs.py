@@ -65,6 +65,8 @@ def test_tables_list_what_there_is():
     extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text().split("[project.optional-dep")[1], re.M)
     assert rows("docs/install.md", "| extra |") == set(extras[: extras.index("dev")])
     assert rows("docs/methods.md", "| name | method |") == set(dcil.METHODS)
+    hooks = [hook.split("(")[0] for hook in rows("docs/methods.md", "| hook |")]
+    assert [hook for hook in hooks if not hasattr(dcil.Method, hook)] == []
     assert rows("docs/export.md", "| format |") == {*export.FORMATS, *export.PROGRAMS}
     assert rows("docs/training.md", "| name | what it is |") == set(data.names())
 
