@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from dcil.cli import main
-from dcil.cli.sweep import grid
 from dcil.errors import UserError
+from dcil.train.sweep import grid
 
 QUICK = ["--epochs", "1", "--batch", "300", "--device", "cpu"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
@@ -87,7 +87,7 @@ def test_one_failing_run_leaves_the_others_alone(tmp_path, capsys):
     ("words", "said"),
     [
         (["--methods", "dcli", "--out", "x"], "did you mean 'dcil'"),
-        (["--seeds", "0,x", "--out", "x"], "'x' is not a whole number"),
+        (["--seeds", "0,x", "--out", "x"], "--seeds: each must be a whole number (int), got 'x'"),
         (["--seeds", "0"], "--out is missing"),
         (["--parallel", "0", "--out", "x"], "--parallel"),
         (["--list", "nowhere.json", "--out", "x"], "nowhere.json"),

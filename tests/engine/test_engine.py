@@ -35,7 +35,7 @@ SHORT = Config(epochs=2, target_epoch=1, milestones=(1,), batch=200)
 
 
 def built(method: str, device: str, speed: EngineSettings, model: str) -> Trainer:
-    settings = {"every": "2"} | ({"warmup": "0.0"} if method == "dcil" else {})
+    settings = {"every": 2} | ({"warmup": 0.0} if method == "dcil" else {})
     config = replace(SHORT, method=method, model=model, settings=settings, sparsity=0.8)
     trainer = Trainer.build(config, data.load("digits", Path("data")), torch.device(device), speed)
     trainer.net.train()
@@ -260,10 +260,10 @@ def test_resume_under_the_engine(tmp_path, method, device, monkeypatch):
             raise Stop
 
     args = (Path("data"), torch.device(device))
-    train(config, whole, *args, speed=speed)
+    train(config, whole, *args, settings=speed)
     with pytest.raises(Stop):
         train(config, broken, *args, stop, speed)
-    train(config, broken, *args, speed=speed)
+    train(config, broken, *args, settings=speed)
     one, two = (load_file(f.path / "checkpoint.safetensors") for f in (whole, broken))
     for key in one:
         assert torch.equal(one[key], two[key]), key

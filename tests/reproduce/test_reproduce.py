@@ -26,7 +26,7 @@ from dcil.engine import EngineSettings
 from dcil.errors import UserError
 from dcil.report.formatting import spread
 from dcil.reproduce import iterations, mask_age, paper, records, report, tables
-from dcil.reproduce.cells import Cell, cell_of, shortened
+from dcil.reproduce.cells import Cell, cell_of
 from dcil.reproduce.comparison import Ours, lines
 from dcil.reproduce.estimate import Estimate
 from dcil.reproduce.paper import Row
@@ -34,6 +34,7 @@ from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.probe import NEVER, MaskProbe
 from dcil.reproduce.session import Run, RunOptions, resume_run
 from dcil.train import RECIPES, RunFolder, train
+from dcil.train.recipes import scaled_epochs
 
 SHARED = Path(__file__).parents[3] / "shared" / "paper" / "paper.json"
 DIGITS = Cell("digits", "resnet8-digits", "dcil", 0.9)
@@ -132,7 +133,8 @@ def test_names_of_the_paper_become_ours():
 
 
 def test_a_shortened_run_keeps_its_shape():
-    config = shortened(RECIPES["cifar10-resnet20"](), 30)
+    config = RECIPES["cifar10-resnet20"]()
+    config = replace(config, **scaled_epochs(config, 30))
     assert (config.epochs, config.target_epoch, config.milestones) == (30, 22, (15, 22))
 
 

@@ -155,13 +155,13 @@ def test_one_process_that_fails_ends_all_with_one_line(images, tmp_path):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--sparsity", "2"], "sparsity=2.0 cannot work"),
+        (["--sparsity", "2"], "sparsity must be >= 0 and < 1, got 2.0"),
         (["--sparsty", "0.5"], "did you mean '--sparsity'"),
         (["--engine", "graph"], "--engine graph trains in one process"),
         (["--batch", "8", "--local-norms"], None),
         (
             ["--batch", "7", "--local-norms"],
-            "last batch of 2 images: with --local-norms, each of 2 processes needs two",
+            "each of 2 processes must have two images of the last batch, --batch 7 leaves 2 images",
         ),
         (["--lr", "1e30"], "the loss is"),
     ],

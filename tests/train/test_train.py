@@ -146,10 +146,10 @@ def test_a_loss_that_is_not_finite_touches_no_weight(tmp_path):
     trainer = Trainer.build(SHORT, data.load("digits", Path("data")), CPU)
     trainer.net.train()
     x, y = next(iter(trainer.loader.train(0)))
-    trainer.step(x, y, [])
+    trainer.engine.step(x, y)
     before = {k: v.clone() for k, v in trainer.net.named_parameters()}
     with pytest.raises(Diverged, match=r"nan at step 2\b"):
-        trainer.step(x * float("nan"), y, [])
+        trainer.engine.step(x * float("nan"), y)
     assert all(torch.equal(before[k], v) for k, v in trainer.net.named_parameters())
     assert trainer.net.steps_done == 1
 

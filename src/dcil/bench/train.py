@@ -78,7 +78,7 @@ def build(
     case: Case, method: str, dataset: Dataset, device: torch.device, speed: EngineSettings, seed: int = 0
 ) -> Trainer:
     """A trainer in the middle of its schedule."""
-    settings = {"warmup": "0"} if method == "dcil" else {}
+    settings = {"warmup": 0.0} if method == "dcil" else {}
     config = Config(
         dataset="cifar10", model=case.model, method=method, epochs=300, target_epoch=225, milestones=(150, 225),
         batch=case.batch, lr=0.01, seed=seed, settings=settings,

@@ -1,4 +1,4 @@
-"""The command line. Wrong input ends in one line on standard error and exit code 2, before anything is written."""
+"""The command line. Wrong input gives one line on standard error and exit code 2, before anything is written."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from contextlib import contextmanager, nullcontext
 
 from dcil.errors import UserError, unknown
 
-#: Command -> the module of dcil.cli that does it, loaded when it is asked for, and what it does.
+#: Command -> its module in dcil.cli, imported when it is run, and its help text.
 COMMANDS = {
-    "train": ("train", "train a network, with one method or with several in comparison"),
+    "train": ("train", "train a network with one method, or with several for a comparison"),
     "sweep": ("sweep", "train many networks, several at once on a GPU"),
-    "eval": ("eval", "accuracy of both paths, sparsity and cost of a run"),
-    "reproduce": ("reproduce", "the paper's tables, cell by cell, against the paper's numbers"),
-    "report": ("report", "tables and pictures of any number of runs, as one HTML file"),
-    "export": ("export", "the finished pruned net as a file"),
-    "list": ("list", "methods, models, data sets and recipes"),
-    "bench": ("bench", "benchmarks that print ratios side by side"),
+    "eval": ("eval", "print accuracy of both paths, sparsity and cost of a run"),
+    "reproduce": ("reproduce", "reproduce the paper's tables, cell by cell, against its numbers"),
+    "report": ("report", "write tables and figures of runs to one HTML file"),
+    "export": ("export", "write the pruned network of a run to a file"),
+    "list": ("list", "list methods, models, data sets and recipes"),
+    "bench": ("bench", "run benchmarks and print ratios"),
 }
-BRIEF = ("eval", "report", "export", "list")
+#: Commands that last seconds: garbage collection would take a quarter of their time.
+SHORT = ("eval", "report", "export", "list")
 EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -34,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"dcil: {' '.join(str(error).split())}\n")
         return error.exit_code
     except OSError as error:
-        if isinstance(error, BrokenPipeError):  # the reader of our output has gone
+        if isinstance(error, BrokenPipeError):  # the reader of standard output has closed it
             sys.stderr.close()
             return EXIT_FAILED
         sys.stderr.write(f"dcil: {error.filename or ''}: {error.strerror or error}\n")
@@ -45,6 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def run(words: Sequence[str]) -> int:
+    """Run the command that ``words`` names."""
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(usage())
         return 0 if words else EXIT_WRONG_INPUT
@@ -56,15 +58,14 @@ def run(words: Sequence[str]) -> int:
     if words[0] not in COMMANDS:
         raise unknown("command", words[0], COMMANDS)
     module, _ = COMMANDS[words[0]]
-    with uncollected() if words[0] in BRIEF else nullcontext():
+    with no_garbage_collection() if words[0] in SHORT else nullcontext():
         code: int = importlib.import_module(f"dcil.cli.{module}").main(words[1:])
     return code
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage collection: torch imports objects by the million, and looking through them all again and again takes
-    a quarter of the time of a command that lasts seconds."""
+def no_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection while open; it would scan the millions of objects that torch imports."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -75,8 +76,9 @@ def uncollected() -> Iterator[None]:
 
 
 def usage() -> str:
+    """Return the list of commands."""
     lines = "\n".join(f"  {name:9} {help}" for name, (_, help) in COMMANDS.items())
-    return f"usage: dcil COMMAND …\n\n{lines}\n\ndcil COMMAND --help tells more.\n"
+    return f"usage: dcil COMMAND …\n\n{lines}\n\ndcil COMMAND --help lists the options of a command.\n"
 
 
 if __name__ == "__main__":

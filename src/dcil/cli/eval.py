@@ -1,4 +1,4 @@
-"""Accuracy of both paths, sparsity, parameters and multiply-adds of a run."""
+"""Print accuracy of both paths, sparsity, parameters and multiply-adds of a run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from dcil.train.restore import config_of, load_net
 def main(words: Sequence[str]) -> int:
     parser = Parser("dcil eval", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where data sets are")
-    parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, … or auto: cuda where there is one")
-    layers = "every layer as well (default)"
-    parser.add_argument("--layers", action=argparse.BooleanOptionalAction, default=True, help=layers)
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="folder of the data sets")
+    parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
+    help = "print a row for every layer (default)"
+    parser.add_argument("--layers", action=argparse.BooleanOptionalAction, default=True, help=help)
     args = parser.parse(words)
     folder = RunFolder(args.run)
     net, config = load_net(folder), config_of(folder)
@@ -46,18 +46,20 @@ def main(words: Sequence[str]) -> int:
 
 
 def finished(folder: RunFolder, net: SparseNet) -> nn.Module:
-    """The pruned net; what it lost, or lacks because the run is not complete, is said in lines of their own."""
+    """Finalize the network; print a note if the run is not complete or a layer has lost every weight."""
     if folder.summary() is None:
         epochs, total = net.steps_done // net.method.epoch_steps, config_of(folder).total_epochs
-        say(f"note: {folder.path} ends at epoch {epochs} of {total}; dcil train --resume --out {folder.path} goes on")
+        resume = f"dcil train --resume --out {folder.path}"
+        say(f"note: {folder.path} ends at epoch {epochs} of {total}; {resume} continues it")
     for name in net.empty_layers():
-        say(f"note: layer {name} lost every weight: nothing passes it any more")
+        say(f"note: layer {name} has lost every weight: its output is constant")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return net.finalize()
 
 
 def accuracy_table(net: SparseNet, batches: Batches) -> Table:
+    """Return the accuracy of every path."""
     table = Table("path", "top-1 %", "top-5 %")
     for path, (top1, top5) in evaluate(net, batches).items():
         table.add_row(path, f"{top1:.2f}", f"{top5:.2f}")
@@ -65,7 +67,7 @@ def accuracy_table(net: SparseNet, batches: Batches) -> Table:
 
 
 def cost_table(net: SparseNet, cost: Cost, small: Cost | None = None) -> Table:
-    """Counts before and after pruning; ``small`` is the network without its dead filters, inputs of these included."""
+    """Return the counts before and after pruning; ``small`` are those of the compact network, without dead filters."""
     table = Table("", "dense", "kept", "kept %", "sparsity", *(["compact"] if small else []))
     prunable = sum(mask.numel() for mask in net.masks.values())
     kept = sum(int(mask.sum()) for mask in net.masks.values())
@@ -81,7 +83,7 @@ def cost_table(net: SparseNet, cost: Cost, small: Cost | None = None) -> Table:
 
 
 def size_table(model: nn.Module) -> Table:
-    """What a file of the network takes, before anything is written."""
+    """Return the size of a file of the network, dense and sparse, without writing one."""
     state = model.state_dict()
     dense, bound = sum(value.nbytes for value in state.values()), entropy_bound(state)
     table = Table("file", "bytes", "x dense")
@@ -91,6 +93,7 @@ def size_table(model: nn.Module) -> Table:
 
 
 def layer_table(cost: Cost) -> Table:
+    """Return the counts of every layer."""
     table = Table("layer", "weights", "kept", "sparsity", "multiply-adds", "kept")
     for layer in cost.layers:
         table.add_row(

@@ -1,4 +1,4 @@
-"""The methods, models, data sets and recipes, or the settings of one method."""
+"""List methods, models, data sets and recipes, or the settings of one method."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from dcil import METHODS, Method, data, models
 from dcil.cli.parser import Parser, say
 from dcil.errors import unknown
 from dcil.train import RECIPES
-from dcil.train.config import FLAGS, GRANULARITIES, PARTS
+from dcil.train.method_settings import FLAGS, GRANULARITIES, PARTS
 
 
 def main(words: Sequence[str]) -> int:
     parser = Parser("dcil list", __doc__)
-    parser.add_argument("method", nargs="?", help="a method, to see its settings")
+    parser.add_argument("method", nargs="?", help="method whose settings are listed")
     method = parser.parse(words).method
     console = Console()
     if method is None:
         console.print(overview())
-        say("dcil list METHOD shows a method's settings.")
+        say("dcil list METHOD lists the settings of a method.")
         return 0
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     kind = METHODS[method]
-    say(f"{inspect.getdoc(kind)}\n\nCommon to all methods:\n\n{inspect.getdoc(Method)}\n")
+    say(f"{inspect.getdoc(kind)}\n\nSettings of every method:\n\n{inspect.getdoc(Method)}\n")
     table = Table("setting", "default", "how to set it")
     for field in dataclasses.fields(kind):
         default = "" if field.default is dataclasses.MISSING else repr(field.default)
@@ -41,6 +41,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def overview() -> Table:
+    """Return a table of all names."""
     table = Table("what", "names", show_lines=True)
     table.add_row("methods", "\n".join(f"{name:10} {first_line(kind)}" for name, kind in METHODS.items()))
     table.add_row("models", ", ".join(models.names()) + "; wrn-D-W of any depth and width")
@@ -51,5 +52,6 @@ def overview() -> Table:
 
 
 def first_line(kind: type) -> str:
+    """Return the first line of the docstring of a method's module."""
     module = inspect.getmodule(kind)
     return ((module and module.__doc__) or "").strip().splitlines()[0]

@@ -1,4 +1,4 @@
-"""Reading words: argparse that complains in one line, and the ways flags are read."""
+"""Parse the command line: argparse with one-line errors, and the readers of option values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without usage dumps; knows the nearest name of a mistyped option."""
+    """An argparse parser whose errors are one line and name the option nearest to a mistyped one."""
 
     def __init__(self, prog: str, description: str | None) -> None:
         super().__init__(prog=prog, description=description, allow_abbrev=False)
@@ -34,20 +34,24 @@ class Parser(argparse.ArgumentParser):
 
 
 def say(text: str) -> None:
+    """Print one line to standard output."""
     sys.stdout.write(text + "\n")
 
 
 def whole(text: str) -> int:
+    """Read a whole number."""
     return _number(int, text, "a whole number")
 
 
 def positive(text: str) -> int:
+    """Read a whole number >= 1."""
     if (value := whole(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+        raise argparse.ArgumentTypeError(f"must be >= 1, got {text}")
     return value
 
 
 def number(text: str) -> float:
+    """Read a number."""
     return _number(float, text, "a number")
 
 
@@ -55,25 +59,27 @@ def _number(kind: Callable[[str], T], text: str, what: str) -> T:
     try:
         return kind(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from None
+        raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}") from None
 
 
 def epochs(text: str) -> tuple[int, ...]:
+    """Read comma-separated epochs."""
     try:
         return tuple(int(part) for part in text.split(",") if part)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of epochs such as 150,225") from None
+        raise argparse.ArgumentTypeError(f"must be epochs such as 150,225, got {text!r}") from None
 
 
 def pair(text: str) -> tuple[str, str]:
+    """Read NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not (name and equals and value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
     return name.replace("-", "_"), value
 
 
 def device(name: str) -> torch.device:
-    """A torch device that really works here."""
+    """Read the name of a torch device and check that it works on this machine."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -82,6 +88,6 @@ def device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].strip()
         raise argparse.ArgumentTypeError(
-            f"{name} cannot be used here ({reason}); allowed: auto, cpu, cuda, cuda:N"
+            f"must be a device of this machine, got {name} ({reason}); allowed: auto, cpu, cuda, cuda:N"
         ) from None
     return found

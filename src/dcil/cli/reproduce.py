@@ -19,7 +19,7 @@ from rich.console import Console
 
 from dcil import data
 from dcil.cli.parser import Parser, device, epochs, positive, say
-from dcil.cli.train import add_speed, speed_of
+from dcil.cli.train import add_engine_options, engine_settings
 from dcil.engine.process_group import alone
 from dcil.errors import UserError
 from dcil.report.formatting import duration
@@ -77,7 +77,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="list the runs and their estimated time; train nothing")
     parser.add_argument("--report", action="store_true", help="build the page from the records there are then")
     parser.add_argument("--list", action="store_true", help="the tables and how many cells they have")
-    add_speed(parser)
+    add_engine_options(parser)
 
 
 def seconds(text: str) -> float:
@@ -95,7 +95,7 @@ def list_tables() -> None:
 
 def place_of(args: argparse.Namespace) -> RunOptions:
     at_once = runs_at_once(args.parallel, args.device)
-    speed = replace(speed_of(args), shared_gpu=at_once > 1)
+    speed = replace(engine_settings(args), shared_gpu=at_once > 1)
     return RunOptions(args.data_dir, args.device, speed, at_once, cache(data.load))
 
 

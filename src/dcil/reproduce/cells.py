@@ -9,6 +9,7 @@ from dcil import METHODS
 from dcil.errors import unknown
 from dcil.reproduce.paper import Row
 from dcil.train import RECIPES, Config
+from dcil.train.recipes import scaled_epochs
 
 #: The paper's names for methods -> ours. What it quotes from others is the same method, trained here.
 METHOD = {"dpf-rerun": "dpf", "incremental": "gmp", "dense-quoted": "dense", "dcil-nokl": "dcil"}
@@ -71,20 +72,7 @@ class Cell:
         if self.warmup is not None:
             changes["settings"] = config.settings | {"warmup": self.warmup / config.epochs}
         config = replace(config, **changes)
-        return config if epochs is None else shortened(config, epochs)
-
-
-def shortened(config: Config, epochs: int) -> Config:
-    """The same run squeezed into ``epochs`` epochs."""
-    factor = epochs / config.epochs
-    return replace(
-        config,
-        epochs=epochs,
-        target_epoch=max(1, round(config.target_epoch * factor)),
-        milestones=tuple(max(1, round(m * factor)) for m in config.milestones),
-        lr_warmup_epochs=round(config.lr_warmup_epochs * factor),
-        finetune_epochs=-int(-config.finetune_epochs * factor // 1),
-    )
+        return config if epochs is None else replace(config, **scaled_epochs(config, epochs))
 
 
 def cell_of(row: Row, model: str | None = None) -> Cell | None:

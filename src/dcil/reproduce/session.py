@@ -78,11 +78,11 @@ def resume_run(
     if run.folder.started and config_of(run.folder) != config:
         raise UserError(f"{run.folder.path} was started with other settings than the recipe's: remove it first")
 
-    def beside(trainer: Trainer) -> ProbeCallback:
+    def callback(trainer: Trainer) -> ProbeCallback:
         return ProbeCallback(trainer, place, snapshots)
 
     where = place.data_dir, place.device
-    if train(config, run.folder, *where, progress, place.speed, place.load, beside=beside, until=until):
+    if train(config, run.folder, *where, progress, place.speed, place.load, callback=callback, until=until):
         records.write(run.record, records.of_run(run.folder, run.cell.id, run.epochs))
 
 

@@ -1,5 +1,5 @@
-"""Training runs: a config, a loop, a folder. Reading order: config, recipes, trainer, loop, run; then, for several
-processes, team (who they are), joint (their step), sync_batch_norm."""
+"""Training runs. Reading order: method_settings, config, recipes, plan and sweep (options to configs), trainer (one
+epoch), loop (one run), parallel (several runs), restore."""
 
 from __future__ import annotations
 

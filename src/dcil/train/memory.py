@@ -1,4 +1,4 @@
-"""Keep the memory that a training step frees: the next step wants the same again."""
+"""Keep freed memory in the process: the next training step allocates the same again."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, LARGEST = -1, -3, 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Ask glibc not to hand freed memory back to the kernel; True if it agreed.
+    """Tell glibc not to return freed memory to the operating system; return whether that worked.
 
-    It does so after every backward pass by default, and the page faults of getting it back cost a CPU step up to
-    a tenth of its time. Anywhere but on glibc this does nothing.
+    By default it does so after every backward pass, and the page faults of getting it back cost a CPU step up to
+    a tenth of its time. Without glibc this does nothing.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

@@ -1,5 +1,4 @@
-"""Several trainings in one process: each in a thread and, on a GPU, on a stream of its own, so that they share it
-instead of taking turns."""
+"""Parallel runs in one process: each in a thread and, on a GPU, on a CUDA stream of its own."""
 
 from __future__ import annotations
 
@@ -7,21 +6,25 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
-from rich.console import Console
 
 from dcil.engine.cuda.ops import new_stream
 from dcil.errors import UserError
 
-GPU_RUNS = 4  # at once, unless somebody says otherwise
+if TYPE_CHECKING:
+    from rich.console import Console
+
+GPU_RUNS = 4  # default number of parallel runs on a GPU
 
 
 class Stopped(Exception):
-    """Somebody pressed Ctrl-C, or the time is up; raised by a run's progress, it loses nothing."""
+    """Raised by a run's progress callback to stop it, after Ctrl-C or at the end of a time budget; nothing is lost."""
 
 
 def runs_at_once(wanted: int | None, device: torch.device) -> int:
+    """Return the number of parallel runs: ``wanted``, or the default for the device."""
     return wanted or (GPU_RUNS if device.type == "cuda" else 1)
 
 
@@ -32,7 +35,7 @@ def run_jobs(
     stop: threading.Event,
     console: Console,
 ) -> dict[str, str]:
-    """Do the jobs in their order, ``at_once`` at a time; name -> why, of those that failed. Ctrl-C sets ``stop``."""
+    """Run the jobs, ``at_once`` at a time; return the reason for each that failed, by name. Ctrl-C sets ``stop``."""
     failures: dict[str, str] = {}
 
     def one(name: str, job: Callable[[], None]) -> None:
@@ -43,7 +46,7 @@ def run_jobs(
             pass
         except UserError as error:
             failures[name] = " ".join(str(error).split())
-        except Exception as error:  # whatever it is, the other runs go on
+        except Exception as error:  # one failure must not end the other runs
             failures[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
 
     pool = ThreadPoolExecutor(at_once)
@@ -52,7 +55,7 @@ def run_jobs(
             future.result()
     except KeyboardInterrupt:
         stop.set()
-        console.print("[bold]stopping[/]; to go on: the same command again")
+        console.print("[bold]stopping[/]; to continue: the same command again")
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -60,4 +63,5 @@ def run_jobs(
 
 
 def own_stream(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which this thread works on a CUDA stream of its own."""
     return torch.cuda.stream(new_stream(device)) if device.type == "cuda" else nullcontext()

@@ -7,18 +7,20 @@ KL from the warm-up epoch on, weight decay on everything, five epochs in which t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-from dcil import METHODS
+from dcil import METHODS, Global
 from dcil.errors import unknown
-from dcil.train.config import GRANULARITIES, Config
+from dcil.train.config import Config
+from dcil.train.method_settings import GRANULARITIES
 
 #: The paper's protocol: what each method changes of its own ways, so that only the treatment of pruned weights differs.
 PROTOCOL: dict[str, dict[str, Any]] = {
-    "gmp": {"every": 16, "scope": "global", "stem": True, "classifier": False},
+    "gmp": {"every": 16, "scope": Global(), "stem": True, "classifier": False},
     "sm": {"classifier": False},
     "dsr": {"stem": True, "shortcuts": True},
     "rigl": {"classifier": False},
@@ -127,6 +129,21 @@ def fast(dataset: str, model: str, target_epoch: int, method: str = "dcil", prot
         milestones=(target_epoch * 2 // 3, target_epoch),
         settings=settings(method, protocol, warmup=warmup / epochs),
     )
+
+
+def scaled_epochs(config: Config, epochs: int) -> dict[str, Any]:
+    """Return the fields of ``config`` that count epochs, scaled to a run of ``epochs`` epochs.
+
+    Fine-tuning is rounded up, so that a run that has one keeps one.
+    """
+    factor = epochs / config.epochs
+    return {
+        "epochs": epochs,
+        "target_epoch": max(1, round(config.target_epoch * factor)),
+        "milestones": tuple(max(1, round(milestone * factor)) for milestone in config.milestones),
+        "lr_warmup_epochs": round(config.lr_warmup_epochs * factor),
+        "finetune_epochs": math.ceil(config.finetune_epochs * factor),
+    }
 
 
 CIFAR_RESNETS = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet110", "resnet56-bottleneck")

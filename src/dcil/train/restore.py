@@ -1,4 +1,4 @@
-"""From a run folder back to its config and its network."""
+"""Restore the config and the network of a run folder."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from dcil.train.config import Config, from_record
 
 
 def config_of(folder: RunFolder) -> Config:
-    """The config of a recorded run."""
+    """Return the config of a recorded run."""
     record = folder.record()
     with naming_file(folder.path / "config.json"):
         return from_record(record)
 
 
 def load_net(folder: RunFolder) -> SparseNet:
-    """The network as the last checkpoint left it, on the CPU."""
+    """Load the network of the last checkpoint, on the CPU."""
     record, config = folder.record(), config_of(folder)
     with torch.device("meta"):  # without initial weights, which the checkpoint replaces anyway
         model = models.build(config.model, record["classes"], record["shape"][0])
-    # As to_empty does it, which imports a computer algebra system for the purpose.
+    # What to_empty does, without its slow import of sympy.
     model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]
     steps = record["method"]["steps"] // config.epochs
     net = SparseNet(model, config.build_method(steps))
     if not folder.restore(net):
-        raise UserError(f"{folder.path} has no checkpoint yet: no epoch of this run is complete")
+        raise UserError(f"{folder.path} has no checkpoint yet; train it further with dcil train --resume")
     return net.eval()

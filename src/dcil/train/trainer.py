@@ -1,4 +1,4 @@
-"""One epoch of training: the five lines of the README, with a learning rate and metrics around them."""
+"""Train one epoch and measure: the five lines of the README, with a learning rate and metrics around them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dcil import SparseNet, Update, models
 from dcil.data import Batches, ImageData
-from dcil.engine import PROCESS_LOCK, EagerEngine, Engine, EngineSettings, data_parallel
+from dcil.engine import PROCESS_LOCK, Engine, EngineSettings, data_parallel
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.errors import UserError
 from dcil.runs.progress import Progress
@@ -21,14 +20,14 @@ from dcil.train.config import Config
 
 @dataclass
 class Trainer:
-    """A network, its optimizer and its data, at the end of some epoch."""
+    """A network, its optimizer, its data and the engine that trains it."""
 
     config: Config
     net: SparseNet
     optimizer: torch.optim.SGD
     loader: Batches
     engine: Engine
-    team: ProcessGroup = SINGLE_PROCESS
+    group: ProcessGroup = SINGLE_PROCESS
 
     @classmethod
     def build(
@@ -36,15 +35,16 @@ class Trainer:
         config: Config,
         dataset: ImageData,
         device: torch.device,
-        speed: EngineSettings | None = None,
-        team: ProcessGroup = SINGLE_PROCESS,
+        settings: EngineSettings | None = None,
+        group: ProcessGroup = SINGLE_PROCESS,
     ) -> Trainer:
-        check_last_batch(config.batch, dataset.train_size, team)
-        loader = dataset.loader(config.batch, device, config.seed, team.rank, team.world)
+        """Build the network, optimizer, loader and engine of ``config``."""
+        check_last_batch(config.batch, dataset.train_size, group)
+        loader = dataset.loader(config.batch, device, config.seed, group.rank, group.world)
         reseed(config.seed, 0)
         model = models.build(config.model, dataset.classes, dataset.shape[0]).to(device)
         net = SparseNet(model, config.build_method(loader.steps))
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as the batches come: convolutions like it
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the layout of the batches, which convolutions are fastest in
         optimizer = torch.optim.SGD(
             net.parameters(),
             lr=config.lr,
@@ -52,18 +52,14 @@ class Trainer:
             nesterov=config.momentum > 0,
             weight_decay=config.weight_decay,
         )
-        return cls(
-            config,
-            net,
-            optimizer,
-            loader,
-            data_parallel.build(net, optimizer, loader, speed or EngineSettings(), team),
-            team,
-        )
+        engine = data_parallel.build(net, optimizer, loader, settings or EngineSettings(), group)
+        return cls(config, net, optimizer, loader, engine, group)
 
     def epoch(self, epoch: int, progress: Progress) -> dict[str, Any]:
-        """Train through epoch number ``epoch`` (from 0) and measure. Nothing here depends on the epochs before it
-        but the network and the optimizer, so a run can go on from any epoch's end."""
+        """Train epoch number ``epoch`` (from 0) and return its metrics.
+
+        Only the network and the optimizer carry over from earlier epochs, so a run can resume after any epoch.
+        """
         reseed(self.config.seed, epoch + 1)
         self.net.train()
         start = time.perf_counter()
@@ -86,35 +82,30 @@ class Trainer:
             "seconds": time.perf_counter() - start,
         }
 
-    def step(self, x: Tensor, y: Tensor, updates: list[Update]) -> Tensor:
-        """One plain step by hand; returns what it adds to an epoch's totals and notes a mask update in ``updates``."""
-        totals, update = EagerEngine(self.net, self.optimizer, self.loader, EngineSettings().on(x.device)).step(x, y)
-        if update is not None:
-            updates.append(update)
-        return totals
-
     def measure(self) -> dict[str, Any]:
-        """Accuracy of both paths and sparsity, now."""
+        """Return the accuracy of both paths and the sparsity."""
         accuracy = self.engine.evaluate()
         top1, top5 = accuracy["pruned"]
         top1_super, _ = accuracy.get("super", (None, None))
         return {"top1": top1, "top5": top5, "top1_super": top1_super, "sparsity": self.net.sparsity}
 
 
-def check_last_batch(batch: int, images: int, team: ProcessGroup) -> None:
-    """Norm layers cannot train on one image, be it all of the last batch or a process's share of it."""
+def check_last_batch(batch: int, images: int, group: ProcessGroup) -> None:
+    """Refuse a last batch, or a process's share of it, of one image: norm layers cannot train on it."""
     if images % batch == 1:
-        raise UserError(f"--batch {batch} leaves a last batch of one image, which norm layers cannot train on")
-    left = images % batch or batch
-    if team.world > 1 and team.local_norms and left < 2 * team.world:
         raise UserError(
-            f"--batch {batch} leaves a last batch of {left} images: with --local-norms, each of {team.world} "
-            "processes needs two"
+            f"the last batch must have two images for norm layers, --batch {batch} leaves one image; change it"
+        )
+    left = images % batch or batch
+    if group.world > 1 and group.local_norms and left < 2 * group.world:
+        raise UserError(
+            f"with --local-norms each of {group.world} processes must have two images of the last batch, "
+            f"--batch {batch} leaves {left} images; change it"
         )
 
 
 def reseed(seed: int, stream: int) -> None:
-    """Fresh random numbers that depend on (seed, stream) only, for what a model draws: initial weights, dropout."""
+    """Seed torch from (seed, stream) alone, for the random numbers of a model: initial weights, dropout."""
     state = np.random.SeedSequence((seed, stream)).generate_state(1, np.uint64)
-    with PROCESS_LOCK:  # not while another run of this process draws its weights
+    with PROCESS_LOCK:  # not while a run in another thread draws its weights
         torch.manual_seed(int(state[0]) % 2**63)

@@ -1,0 +1,75 @@
+"""Plan a sweep: a grid of options, or a list of runs from a JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dcil import METHODS
+from dcil.errors import UserError, unknown
+from dcil.runs.damage import naming_file
+from dcil.runs.folder import RunFolder
+from dcil.train.config import Config
+from dcil.train.method_settings import parse_value
+from dcil.train.plan import DEFAULT_METHOD, Options, PlannedRun, new_config, resumed_config
+
+
+def grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return every combination of the axes' values; a method that prunes nothing comes once, not once per sparsity."""
+    found: list[dict[str, Any]] = []
+    for combination in itertools.product(*axes.values()):
+        one = dict(zip(axes, combination, strict=True))
+        method = one.get("method", DEFAULT_METHOD)
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+        if not METHODS[method].prunes:
+            one.pop("sparsity", None)
+        if one not in found:
+            found.append(one)
+    return found
+
+
+def read_list(file: Path) -> list[dict[str, Any]]:
+    """Read the runs of a JSON file: objects with names of options as keys, "settings" an object of its own."""
+    hints = typing.get_type_hints(Config)
+    allowed = {field.name: hints[field.name] for field in dataclasses.fields(Config)} | {"name": str}
+    with naming_file(f"--list {file}", "give a JSON list of objects, each the options of a run", problem="is wrong"):
+        runs = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
+            raise ValueError("not a list of objects")
+        for run in runs:
+            for key, value in run.items():
+                if key not in allowed:
+                    raise unknown("option", key, allowed)
+                try:
+                    run[key] = parse_value(allowed[key], value)
+                except ValueError as error:
+                    raise ValueError(f"{key} {error}") from None
+    return runs
+
+
+def plan_sweep(out: Path, wanted: Sequence[Options], recipe: str | None) -> list[PlannedRun]:
+    """Plan all runs below ``out``; options must agree with the runs that are in their folders already."""
+    runs: dict[str, PlannedRun] = {}
+    for given in wanted:
+        options = {key: value for key, value in given.items() if key not in ("name", "method")}
+        method = given.get("method")
+        config = new_config(method, options, recipe)
+        name = str(given.get("name") or run_name(config))
+        if name in runs:
+            raise UserError(f"every run must have a name of its own, got {name} twice; give names in a --list")
+        folder = RunFolder(out / name)
+        config = resumed_config(folder, method, options, recipe) if folder.started else config
+        runs[name] = PlannedRun(name, folder, config)
+    return list(runs.values())
+
+
+def run_name(config: Config) -> str:
+    """Return the name of a run's folder in a sweep."""
+    pruned = f"-{config.granularity}{config.sparsity:g}" if METHODS[config.method].prunes else ""
+    return f"{config.dataset}-{config.model}-{config.method}{pruned}-seed{config.seed}"
