@@ -172,7 +172,7 @@ REFUSED = {
     ),
     "cannot be exported: no network": (lambda: {"weight": torch.zeros(2)}, (3, 2)),
     "does not run on the example": (lambda: nn.Linear(2, 2), (3, 7)),
-    "with the batch in front": (lambda: nn.Linear(2, 2), ()),
+    "with the batch as the first dimension": (lambda: nn.Linear(2, 2), ()),
 }
 
 

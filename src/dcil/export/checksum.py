@@ -1,4 +1,4 @@
-"""The SHA-256 of a safetensors file's tensors and notes, kept among the notes."""
+"""Write and check the SHA-256 of a safetensors file's tensors and notes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def save_checked(parts: dict[str, Tensor], file: Path, notes: dict[str, str]) ->
 
 
 def open_checked(file: Path, form: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and notes of a file whose note "format" is ``form``, whole and unchanged.
+    """Read the tensors and notes of a file whose note "format" is ``form``, and check them.
 
     The safetensors library holds every offset against the file's size before it allocates.
     """
@@ -48,13 +48,13 @@ def digest(parts: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
 
 @contextmanager
 def refusing(file: Path | str) -> Iterator[None]:
-    """Whatever a damaged or hostile file makes go wrong becomes one sentence."""
+    """Turn every error that a damaged or hostile file causes into a UserError of one sentence."""
     try:
         yield
     except UserError as error:
         raise UserError(f"{file} is refused: {error}") from None
     except FileNotFoundError:
-        raise UserError(f"{file} is not there") from None
+        raise UserError(f"{file} does not exist") from None
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError, MemoryError, zlib.error) as error:
         reason = (str(error).splitlines() or [""])[0][:200]
         raise UserError(f"{file} is refused: it is damaged or of another format ({reason})") from None

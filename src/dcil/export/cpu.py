@@ -1,4 +1,4 @@
-"""A plan for the CPU runtime: kept weights only, run by dcil_runtime with numpy and nothing else."""
+"""Export to the CPU runtime: a plan of kept weights, which dcil_runtime runs with numpy alone."""
 
 from __future__ import annotations
 

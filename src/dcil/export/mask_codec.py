@@ -1,4 +1,4 @@
-"""Masks as bits: whichever is shorter of one bit per weight and the Golomb-Rice code of the gaps between kept weights.
+"""Encode masks as bits: the shorter of one bit per weight and the Golomb-Rice code of the gaps between kept weights.
 
 A kept weight's gap g, the zeros before it, is written as g >> k in unary and k low bits. For kept fraction p the gaps
 are geometric and the best k costs a few percent more than the entropy n H(p). The unary and the low bits stand in
@@ -19,14 +19,14 @@ LARGEST_K = 24
 
 
 def entropy_bits(n: int, kept: int) -> float:
-    """n H(kept / n): no code that knows only the fraction is shorter on average."""
+    """Return n H(kept / n): no code that knows only the fraction is shorter on average."""
     p = np.array([kept, n - kept]) / max(n, 1)
     p = p[p > 0]
     return float(-n * (p * np.log2(p)).sum())
 
 
 def best_k(mask: Mask) -> int:
-    """k of the shortest code, or PACKED."""
+    """Return k of the shortest code, or PACKED."""
     gaps = _gaps(mask)
     if not len(gaps):
         return 0
@@ -36,7 +36,7 @@ def best_k(mask: Mask) -> int:
 
 
 def encode(mask: Mask, k: int) -> tuple[Bytes, Bytes]:
-    """A flat mask as (low bits, unary bits); one bit per weight has no low bits."""
+    """Encode a flat mask as (low bits, unary bits); one bit per weight has no low bits."""
     if k == PACKED:
         return np.zeros(0, np.uint8), np.packbits(mask)
     gaps = _gaps(mask)
@@ -47,7 +47,7 @@ def encode(mask: Mask, k: int) -> tuple[Bytes, Bytes]:
 
 
 def low_size(kept: int, k: int) -> int:
-    """Bytes of the low bits."""
+    """Return the bytes of the low bits."""
     return 0 if k == PACKED else _size(kept * k)
 
 

@@ -1,4 +1,4 @@
-"""ONNX: a graph that ONNX Runtime and most other engines run, for any batch size. Needs the extra `onnx`."""
+"""Export to ONNX, for any batch size. Needs the extra `onnx`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def names(word: str, count: int) -> list[str]:
 
 
 def write_onnx(model: nn.Module, example: Tensor | Inputs, file: Path, notes: dict[str, str]) -> None:
-    """One input is called "input", several "input_1" and so on; outputs alike."""
+    """Write an ONNX file; one input is called "input", several "input_1" and so on, outputs likewise."""
     try:
         import onnx  # type: ignore[import-not-found, unused-ignore]
         import onnxscript  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
@@ -44,7 +44,7 @@ def write_onnx(model: nn.Module, example: Tensor | Inputs, file: Path, notes: di
 
 
 def session(file: Path, threads: int = 0) -> Any:
-    """An ONNX Runtime session on the CPU; 0 threads = as many as it likes."""
+    """Open an ONNX Runtime session on the CPU; 0 threads leaves their number to ONNX Runtime."""
     try:
         import onnxruntime  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ModuleNotFoundError:

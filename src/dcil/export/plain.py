@@ -1,4 +1,4 @@
-"""State dicts under the network's own keys, zeros in place: torch's own file, and safetensors.
+"""Export state dicts under the network's own keys, zeros in place: torch's own format, and safetensors.
 
 Both libraries have errors of their own for a disk that is full or closed; Python's, which say what it was, come from
 writing their bytes oneself.

@@ -1,4 +1,4 @@
-"""The small network as a program of its own (torch.export): loads with torch alone, for any batch size.
+"""Export as a torch.export program: it loads with torch alone, for any batch size.
 
 model = torch.export.load("model.pt2").module()
 """
@@ -23,7 +23,7 @@ from dcil.export.verify import Inputs
 
 
 def batch_is_free(inputs: Inputs) -> tuple[Any, ...]:
-    """For torch.export: the first dimension of the inputs may be anything."""
+    """Return torch.export's dynamic shapes: the first dimension of every input may vary."""
     return ({0: torch.export.Dim("batch")},) * len(inputs)
 
 
@@ -49,7 +49,7 @@ def run_program(file: Path, inputs: Inputs) -> list[Tensor]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """torch's exporters warn, log and print about their own insides."""
+    """Silence the warnings, logs and prints of torch's exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""2:4: of every four neighbouring weights at most two are kept, which a GPU's sparse tensor cores can skip.
+"""Write, read and run 2:4 weights: of every four neighbours at most two are kept, for a GPU's sparse tensor cores.
 
 The file holds the two values of each group and, in two bits each, where they stand: half the values plus one bit per
 weight. torch's own sparse tensors are made from it on the GPU by `to_semi_structured`, because their layout belongs to
@@ -30,12 +30,12 @@ _MARK = "/2:4"
 
 
 def rows(weight: Tensor, order: str) -> Tensor:
-    """(filters, weights per filter) with neighbours side by side."""
+    """Reshape to (filters, weights per filter), the four of a group next to each other."""
     return (weight if order == "stored" else weight.movedim(1, -1)).reshape(weight.shape[0], -1)
 
 
 def order_of(weight: Tensor) -> str | None:
-    """The order in which ``weight`` is 2:4, or None; one without any weight at all is nothing to compute with."""
+    """Return the order in which ``weight`` is 2:4, or None; a weight of zeros alone is not."""
     if weight.ndim < 2 or not weight.is_floating_point() or weight[0].numel() % 4:
         return None
     if not 0 < int(weight.count_nonzero()) <= weight.numel() // 2:
@@ -47,7 +47,7 @@ def order_of(weight: Tensor) -> str | None:
 
 
 def pack(weight: Tensor, order: str) -> tuple[Tensor, Tensor]:
-    """(filters, half) values and one byte of places for two groups."""
+    """Return values of shape (filters, half) and their positions, one byte for two groups."""
     groups = rows(weight, order).reshape(-1, 4)
     places = (groups == 0).to(torch.uint8).argsort(dim=1, stable=True)[:, :2].sort(dim=1).values
     nibbles = places[:, 0] | places[:, 1] << 2
@@ -58,7 +58,7 @@ def pack(weight: Tensor, order: str) -> tuple[Tensor, Tensor]:
 
 
 def unpack(values: Tensor, meta: Tensor, shape: tuple[int, ...], order: str) -> Tensor:
-    """The weight again; refuses what `pack` would not write."""
+    """Return the weight that `pack` packed; refuse what it would not write."""
     numel = math.prod(shape)
     groups = numel // 4
     if numel % (4 * shape[0]) or values.numel() * 2 != numel or order not in ORDERS:
@@ -92,7 +92,7 @@ def write_semi(state: State, file: Path, notes: dict[str, str]) -> None:
 
 
 def read_semi(file: Path | str) -> State:
-    """The state dict in a semi-structured file; damage is a UserError."""
+    """Read the state dict of a semi-structured file; raise UserError if it is damaged."""
     with refusing(file):
         parts, notes = open_checked(Path(file), FORMAT)
         packed = json.loads(notes["2:4"])
@@ -111,7 +111,7 @@ def read_semi(file: Path | str) -> State:
 
 
 def load_semi(file: Path | str, model: nn.Module) -> nn.Module:
-    """Put what ``file`` holds into ``model`` and return it; zeros in place, on any device."""
+    """Load ``file`` into ``model`` and return it; zeros in place, on any device."""
     state = read_semi(file)
     own = model.state_dict()
     if wrong := [k for k in {**own, **state} if k not in own or k not in state or own[k].shape != state[k].shape]:
@@ -122,7 +122,7 @@ def load_semi(file: Path | str, model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class SemiStructured:
-    """``model`` with torch's 2:4 tensors in the layers ``converted``; ``left`` says why each other layer is dense."""
+    """Hold ``model`` with torch's 2:4 tensors in the layers ``converted``; ``left`` has the reason for each other."""
 
     model: nn.Module
     converted: list[str]
@@ -137,7 +137,7 @@ BACKENDS: dict[str, Any] = {
 
 
 class Pointwise(nn.Module):
-    """A 1 x 1 Conv2d as the matrix product that it is; nothing is copied where images are channels_last."""
+    """Compute a 1 x 1 Conv2d as a matrix product; nothing is copied where images are channels_last."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Pointwise(nn.Module):
 
 
 def to_semi_structured(model: nn.Module, backend: str = "cusparselt") -> SemiStructured:
-    """A copy of a finalized ``model``, on a GPU and in float16 or bfloat16, that runs on the sparse tensor cores.
+    """Return a copy of a finalized ``model``, on a GPU in float16 or bfloat16, that runs on the sparse tensor cores.
 
     torch runs 2:4 only in matrix products, so only Linear layers and 1 x 1 convolutions are converted; whether that is
     faster depends on their size (`dcil bench infer --semi-structured` measures it).
@@ -188,7 +188,7 @@ def _replaced(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
 
 
 def coverage(model: nn.Module) -> tuple[list[str], dict[str, str]]:
-    """The layers that torch could run as 2:4 on a GPU in half precision, and why it could not run the others."""
+    """Return the layers that torch can run as 2:4 on a GPU in half precision, and the reason for each other one."""
     runs: list[str] = []
     left: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -203,7 +203,7 @@ def coverage(model: nn.Module) -> tuple[list[str], dict[str, str]]:
 
 
 def why_not(module: nn.Module, weight: Tensor, backend: str = "cusparselt", device: bool = True) -> str | None:
-    """Why torch cannot run this layer as 2:4; without ``device``, only what the layer itself says."""
+    """Return why torch cannot run this layer as 2:4, or None; without ``device``, judged by the layer alone."""
     if not isinstance(module, nn.Linear) and not _is_pointwise(module):
         size = " x ".join(map(str, weight.shape[2:]))
         return f"torch runs 2:4 in matrix products only, not in a {size + ' ' if size else ''}{type(module).__name__}"

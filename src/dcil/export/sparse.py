@@ -1,4 +1,4 @@
-"""One small file: the kept values, and where they go. Reads with torch, numpy and safetensors; holds no code.
+"""Write and read sparse files: the kept values and coded masks, in a safetensors file.
 
 A safetensors file with the parts
     index          zlib of a JSON list: [name, dtype, shape, kept, k, bytes of unary bits], kept = -1 for a dense tensor
@@ -35,7 +35,7 @@ LARGEST_INDEX = 64 << 20
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the index."""
+    """Describe a tensor of the file: a line of its index."""
 
     name: str
     dtype: torch.dtype
@@ -76,7 +76,7 @@ def write_sparse(state: State, file: Path, notes: dict[str, str]) -> None:
 
 
 def _entry(name: str, dtype: str, flat: Tensor, shape: list[int]) -> tuple[list[Any], list[mask_codec.Bytes], Tensor]:
-    """The line of the index, the mask's bytes and the values of one tensor, sparse where that is smaller."""
+    """Return the line of the index, the mask's bytes and the values of one tensor, sparse where that is smaller."""
     mask = (flat != 0).numpy()
     if mask.size and not mask.all():
         k, kept = mask_codec.best_k(mask), int(mask.sum())
@@ -87,7 +87,7 @@ def _entry(name: str, dtype: str, flat: Tensor, shape: list[int]) -> tuple[list[
 
 
 def load_sparse(file: Path | str, model: nn.Module) -> nn.Module:
-    """Put what ``file`` holds into ``model`` and return it; a file that does not fit changes nothing."""
+    """Load ``file`` into ``model`` and return it; a file that does not fit changes nothing."""
     own = model.state_dict()
     state = read_sparse(file, {key: tuple(value.shape) for key, value in own.items()})
     model.load_state_dict(state)
@@ -95,7 +95,7 @@ def load_sparse(file: Path | str, model: nn.Module) -> nn.Module:
 
 
 def read_sparse(file: Path | str, shapes: dict[str, tuple[int, ...]] | None = None) -> State:
-    """The state dict in ``file``; with ``shapes``, only if it has exactly these. Damage is a UserError."""
+    """Read the state dict in ``file``, with ``shapes`` only if it has exactly these; damage raises UserError."""
     with refusing(file):
         parts = _open(Path(file))
         entries = _index(parts.pop("index"))
@@ -104,7 +104,7 @@ def read_sparse(file: Path | str, shapes: dict[str, tuple[int, ...]] | None = No
 
 
 def _open(file: Path) -> State:
-    """The parts of the file."""
+    """Read and check the parts of the file."""
     parts, _ = open_checked(file, FORMAT)
     allowed = {"index", "masks", *(f"values.{d}" for d in DTYPES)}
     if not {"index", "masks"} <= parts.keys() <= allowed or any(part.ndim != 1 for part in parts.values()):
@@ -133,7 +133,7 @@ def _index(part: Tensor) -> list[Entry]:
 
 
 def _check_sizes(entries: list[Entry], parts: State, shapes: dict[str, tuple[int, ...]] | None, size: int) -> None:
-    """Before anything is allocated: every byte of the file belongs to a tensor, and the tensors are plausible."""
+    """Check, before anything is allocated, that every byte belongs to a tensor and that the tensors are plausible."""
     if sum(e.mask_bytes for e in entries) != len(parts["masks"]):
         raise UserError("its masks do not fill their part")
     for key, dtype in DTYPES.items():

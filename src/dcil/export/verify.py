@@ -1,4 +1,4 @@
-"""What a network computes, and how far something else is from it: any number of inputs, any nest of outputs."""
+"""Compare what two networks compute: any number of inputs, any nest of outputs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Inputs = tuple[Tensor, ...]
 
 
 def inputs_of(example: Tensor | Sequence[Tensor]) -> Inputs:
-    """The arguments of the network's forward, on the CPU."""
+    """Return the arguments of the network's forward, on the CPU."""
     found = (example,) if isinstance(example, Tensor) else tuple(example)
     if not found or not all(isinstance(x, Tensor) and x.ndim and len(x) for x in found):
-        raise UserError("an example is a tensor, or a tuple of them, with the batch in front")
+        raise UserError("the example must be a tensor, or a tuple of them, with the batch as the first dimension")
     if len({len(x) for x in found}) > 1:
         raise UserError(f"the inputs of an example are one batch; these have {[len(x) for x in found]} items")
     return tuple(x.detach().cpu() for x in found)
 
 
 def computed(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The tensors among the outputs; of a copy, because a forward may write to buffers."""
+    """Run a copy of the network, since a forward may write to buffers, and return the tensors among its outputs."""
     try:
         out = copy.deepcopy(model)(*inputs)
     except Exception as error:
@@ -37,7 +37,7 @@ def computed(model: nn.Module, inputs: Inputs) -> list[Tensor]:
 
 
 def one_more(inputs: Inputs) -> Inputs:
-    """A larger batch, so that a fixed size is noticed: noise, or for whole numbers such as occur in the example."""
+    """Return a batch of one more, to detect a fixed batch size: noise, or for integers values from the example."""
     random = torch.Generator().manual_seed(0)
 
     def item(x: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def one_more(inputs: Inputs) -> Inputs:
 
 
 def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """The largest difference; NaN where the shapes are others or only one of the two is a number."""
+    """Return the largest difference; NaN where shapes differ or only one of two values is NaN."""
     if [x.shape for x in a] != [y.shape for y in b]:
         return float("nan")
     found = [0.0]
@@ -63,17 +63,17 @@ def distance(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 
 
 def alike(a: Tensor, b: Tensor) -> Tensor:
-    """Equal, or both not a number."""
+    """Return where two tensors are equal or both NaN."""
     return (a == b) | (a.isnan() & b.isnan()) if a.is_floating_point() else a == b
 
 
 def size_of(outputs: Sequence[Tensor]) -> float:
-    """The largest finite number among them, at least 1."""
+    """Return the largest finite magnitude, at least 1."""
     return max([1.0, *(float(x[x.isfinite()].abs().max()) for x in outputs if x.isfinite().any())])
 
 
 def reason(error: BaseException) -> str:
-    """The first line of what went wrong first."""
+    """Return the first line of the root cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

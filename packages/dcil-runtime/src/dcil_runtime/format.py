@@ -1,4 +1,4 @@
-"""The plan file: a network as a list of operators and its kept weights, safe to read from anybody.
+"""Write and read plan files: a network as a list of operators and its kept weights, safe to read from anybody.
 
     magic "DCILPLAN" · version · 0 · length of META · length of DATA · SHA-256 of META and DATA · META · DATA
 
@@ -37,13 +37,15 @@ RELU: Activation = ("clamp", 0.0, math.inf)
 
 
 class PlanError(ValueError):
-    """The file is damaged, or was never a plan."""
+    """Raised for a file that is damaged or not a plan."""
 
 
 @dataclass
 class Op:
-    """One operator; what does not concern its kind keeps its default. kernel, stride, padding, dilation as 10 numbers:
-    kh kw sy sx top left bottom right dy dx."""
+    """Describe one operator; fields that its kind does not use keep their defaults.
+
+    ``window`` is kernel, stride, padding and dilation: kh kw sy sx top left bottom right dy dx.
+    """
 
     kind: str
     inputs: tuple[int, ...]
@@ -59,7 +61,7 @@ class Op:
 
 @dataclass
 class Network:
-    """What a plan file holds. Ranks: 4 for images, 2 for vectors."""
+    """Hold the content of a plan file. Ranks: 4 for images, 2 for vectors."""
 
     input: tuple[int, int, int]
     ops: list[Op]
@@ -69,7 +71,7 @@ class Network:
 
 
 def write(network: Network, file: str | Path) -> None:
-    """Write the plan; weights that are mostly zeros go as positions and values."""
+    """Write the plan; weights that are mostly zeros are stored as positions and values."""
     blobs: list[bytes] = []
     ops = [_op_to_json(op, blobs) for op in network.ops]
     meta = {
@@ -85,7 +87,7 @@ def write(network: Network, file: str | Path) -> None:
 
 
 def read(file: str | Path) -> Network:
-    """Read and check a plan file; PlanError says what is wrong with it."""
+    """Read and check a plan file; raise PlanError if it is damaged."""
     raw = Path(file).read_bytes()
     try:
         return _parse(raw)

@@ -1,4 +1,4 @@
-"""The native module's C interface (native/api.h), through ctypes: no Python headers, one build for every Python."""
+"""Call the native module's C interface (native/api.h) through ctypes: one build serves every Python."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ERROR_SIZE = 256
 
 
 class NativeMissing(RuntimeError):
-    """The native module was not built, because there was no compiler."""
+    """Raised where the native module was not built, for example for lack of a compiler."""
 
 
 class OpStruct(ctypes.Structure):
-    """dcil_op of native/api.h, field by field. ctypes wants a plain list."""
+    """Mirror dcil_op of native/api.h, field by field."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("kind", "groups", "count_pad", "residual", "twin", "act", "twin_act")),
@@ -70,7 +70,7 @@ def library(path: Path = LIBRARY) -> Any:
 
 
 def instruction_set(wanted: str = "") -> str | None:
-    """The kernels this CPU would run: avx512, avx2 or portable; None if it cannot run the wanted ones."""
+    """Return the kernels that this CPU runs: avx512, avx2 or portable; None if it cannot run the wanted ones."""
     name: bytes | None = library().dcil_isa(wanted.encode())
     return name.decode() if name else None
 
@@ -88,7 +88,7 @@ def text_of(error: Any) -> str:
 
 
 class Graph:
-    """The network inside the native module, every operator checked against the shapes before it."""
+    """Build the network inside the native module, which checks every operator against the shapes before it."""
 
     def __init__(self, network: Network) -> None:
         self.lib = library()
@@ -120,7 +120,7 @@ class Graph:
 
 
 def _struct(op: Op) -> tuple[OpStruct, list[Any]]:
-    """The operator as C sees it, and the arrays it points into."""
+    """Return the operator as a C struct, and the arrays that it points into."""
     arrays = dict(op.arrays)
     if "weight" in arrays and "index" not in arrays:
         kept = np.flatnonzero(arrays["weight"])
@@ -149,7 +149,7 @@ def _struct(op: Op) -> tuple[OpStruct, list[Any]]:
 
 
 def _same_length(arrays: dict[str, Any]) -> None:
-    """The vectors have one entry per output channel each; the weights one per position."""
+    """Check that vectors have one entry per output channel, and weights one per position."""
     if len({a.size for name, a in arrays.items() if name not in ("index", "weight")}) > 1:
         raise PlanError("an operator's vectors differ in length")
     if "index" in arrays and ("weight" not in arrays or arrays["index"].size != arrays["weight"].size):

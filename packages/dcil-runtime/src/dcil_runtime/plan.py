@@ -1,4 +1,4 @@
-"""A network that runs: ``plan = load("net.dcil"); y = plan(x)``."""
+"""Load and run plans: ``plan = load("net.dcil"); y = plan(x)``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dcil_runtime.native import Graph, instruction_set, library, message, text_o
 
 
 class Plan:
-    """A network ready to run on this CPU. Calls from several threads run side by side, each with its own buffers.
+    """Run a network on this CPU. Calls from several threads run concurrently, each with its own buffers.
 
     ``threads`` share a call's images, or at batch 1 the layers, where measuring says that this helps. The first call
     of each batch size class (1, 2-3, 4-7, 8 and more) lays the network out in up to five ways and tunes every layer,
@@ -29,7 +29,7 @@ class Plan:
         if found is None:
             raise ValueError(f"this CPU does not run {isa!r}; it runs {instruction_set()!r} and 'portable'")
         if threads < 1:
-            raise ValueError(f"threads = {threads}: at least 1")
+            raise ValueError(f"threads must be >= 1, got {threads}")
         self.isa, self.threads = found, threads
         self._lib = library()
         graph = Graph(network)
@@ -49,7 +49,7 @@ class Plan:
             self._lib.dcil_engine_free(self._engine)
 
     def __call__(self, images: ArrayLike) -> NDArray[np.float32]:
-        """The network's output for a batch of images, [n, c, h, w] (or [n, c] for a network of vectors)."""
+        """Return the network's output for a batch of images, [n, c, h, w] (or [n, c] for a network of vectors)."""
         x = np.ascontiguousarray(images, dtype=np.float32)
         if x.shape[1:] != self.input_shape or x.ndim != len(self.input_shape) + 1:
             raise ValueError(f"images of shape {x.shape}, but this network takes (n, {str(self.input_shape)[1:-1]})")
@@ -61,11 +61,11 @@ class Plan:
     def prepare(self, batch: int) -> None:
         """Lay out and tune for this batch size now."""
         if batch < 1:
-            raise ValueError(f"batch = {batch}: at least 1")
+            raise ValueError(f"batch must be >= 1, got {batch}")
         self._call(self._lib.dcil_prepare, batch)
 
     def describe(self, batch: int = 1) -> str:
-        """A line per step: its shapes, how tuning decided to run it, and what it takes for one group of images."""
+        """Return a line per step: its shapes, the kernel that tuning chose, and its time for one group of images."""
         text, error = ctypes.create_string_buffer(1 << 20), message()
         if self._lib.dcil_describe(self._engine, batch, text, len(text), error) < 0:
             raise PlanError(text_of(error))
@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def memory(self) -> int:
-        """Bytes held now: weights, tables and the buffers of all calls that ran side by side."""
+        """Return the bytes held now: weights, tables and the buffers of all concurrent calls."""
         return int(self._lib.dcil_memory(self._engine))
 
     def _call(self, function: Any, *arguments: Any) -> None:
@@ -83,7 +83,7 @@ class Plan:
 
 
 def _address(array: NDArray[np.float32]) -> int:
-    """Where a contiguous array lies; numpy's own array.ctypes.data takes microseconds, a layer takes no more."""
+    """Return the address of a contiguous array; array.ctypes.data takes microseconds, as long as a whole layer."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
     except TypeError:  # read-only
@@ -91,7 +91,7 @@ def _address(array: NDArray[np.float32]) -> int:
 
 
 def load(file: str | Path, threads: int = 1, isa: str = "", tune_seconds: float = 1.5) -> Plan:
-    """A plan file, checked and ready; PlanError if it is damaged."""
+    """Load and check a plan file; raise PlanError if it is damaged."""
     try:
         return Plan(read(file), threads, isa, tune_seconds)
     except PlanError as error:
