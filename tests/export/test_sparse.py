@@ -240,7 +240,7 @@ def test_a_pickle_another_network_and_nothing_at_all_are_refused(tmp_path):
     torch.save({"a": torch.zeros(2)}, tmp_path / "pickle")
     with pytest.raises(UserError, match="refused"):
         read_sparse(tmp_path / "pickle")
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="is missing"):
         read_sparse(tmp_path / "nowhere")
     export(sparse_model("resnet8-digits"), "sparse", tmp_path / "m")
     other = models.build("resnet20")

@@ -46,6 +46,11 @@ def test_layers_of_torch_are_one_node_each_and_the_models_own():
     assert calls[0].meta["shape"] == (2, 12, 8, 8) and calls[1].meta["module"] == ("bn1", "BatchNorm2d")
 
 
+def test_a_single_layer_is_a_network_too():
+    graph = same(nn.Linear(4, 3), (4,), sizes=(2, 7, 1))
+    assert [node.target for node in graph.graph.nodes if node.op == "get_attr"] == ["weight", "bias"]
+
+
 def test_tracing_changes_nothing():
     """Neither the model's numbers, nor its modes, nor the random numbers."""
     model = models.build("resnet8-digits", 4, 2).train()

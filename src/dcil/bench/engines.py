@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dcil.export.onnx import session, write_onnx
 from dcil.export.program import quiet
 
 #: Runs the batch once and gives the output.
@@ -56,26 +56,21 @@ def torch_compiled(model: nn.Module, x: Tensor, threads: int) -> Run:
 
 @contextlib.contextmanager
 def onnx_file(model: nn.Module, x: Tensor) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    """Write the network for batches of the size of ``x``, which some engines run faster than any size."""
+    with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
-        torch.onnx.export(model, (x,), file, input_names=["x"], output_names=["y"], dynamo=False, opset_version=17)
+        write_onnx(model, x, file, {}, any_batch=False)
         yield file
 
 
-def _ort_session(file: Path, threads: int) -> Any:
-    import onnxruntime  # type: ignore[import-untyped]
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+def _session_run(file: Path, x: Tensor, threads: int) -> Run:
+    opened, images = session(file, threads), x.numpy()
+    return lambda: opened.run(None, {"input": images})[0]
 
 
 def onnx_runtime(model: nn.Module, x: Tensor, threads: int) -> Run:
     with onnx_file(model, x) as file:
-        session = _ort_session(file, threads)
-    images = x.numpy()
-    return lambda: session.run(None, {"x": images})[0]
+        return _session_run(file, x, threads)
 
 
 def _openvino_run(file: Path, x: Tensor, threads: int) -> Run:
@@ -109,7 +104,7 @@ def quantized_file(model: nn.Module, x: Tensor) -> Iterator[Path]:
     )
 
     class Noise(CalibrationDataReader):  # type: ignore[misc]
-        batches = iter([{"x": np.random.default_rng(i).standard_normal(x.shape, np.float32)} for i in range(2)])
+        batches = iter([{"input": np.random.default_rng(i).standard_normal(x.shape, np.float32)} for i in range(2)])
 
         def get_next(self) -> Any:
             return next(self.batches, None)
@@ -124,9 +119,7 @@ def quantized_file(model: nn.Module, x: Tensor) -> Iterator[Path]:
 
 def onnx_runtime_int8(model: nn.Module, x: Tensor, threads: int) -> Run:
     with quantized_file(model, x) as file:
-        session = _ort_session(file, threads)
-    images = x.numpy()
-    return lambda: session.run(None, {"x": images})[0]
+        return _session_run(file, x, threads)
 
 
 def openvino_int8(model: nn.Module, x: Tensor, threads: int) -> Run:

@@ -23,7 +23,7 @@ from dcil import SparseNet
 from dcil.cli.eval import cost_table, finished, layer_table
 from dcil.cli.parser import Parser, say, whole
 from dcil.errors import UserError
-from dcil.export import BLOCKS, FORMATS, PROGRAMS, Compact, Written, check_target, check_words, compact, export
+from dcil.export import BLOCKS, FORMATS, PROGRAMS, Compact, Written, check_options, check_target, compact, export
 from dcil.export.semi import coverage
 from dcil.runs.cost import Cost, measure_cost
 from dcil.train import RunFolder
@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--compact", action="store_true", help="with --to onnx: the smaller network")
     parser.add_argument("--block", type=whole, default=None, help="compact channel counts in multiples (1; onnx: 8)")
     args = parser.parse(words)
-    check_words(args.to, args.dtype, args.compact, args.block)
+    check_options(args.to, args.dtype, args.compact, args.block)
     check_target(args.out)
     folder = RunFolder(args.run)
     net, config, shape = load_net(folder), config_of(folder), folder.record()["shape"]

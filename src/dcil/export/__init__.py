@@ -1,33 +1,13 @@
-"""A finished network as a file for somebody else, checked before it gets its name.
+"""Export of a finished network to a file, which is checked before it gets its name."""
 
-Two families. A state format holds tensors and is checked by reading them back: they must be equal. A program format
-holds a network that runs by itself and is checked by running it: it must compute what the source network computes.
-"""
-
-from __future__ import annotations
-
-import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-
-import torch
-from safetensors.torch import load_file
-from torch import Tensor, nn
-
-from dcil import SparseNet
-from dcil.errors import UserError, unknown
 from dcil.export.compact.layers import Cut
 from dcil.export.compact.optimizer import carry_optimizer
 from dcil.export.compact.shrink import Compact, compact
-from dcil.export.cpu import run_cpu, write_cpu
-from dcil.export.onnx import run_onnx, write_onnx
-from dcil.export.plain import State, read_torch, write_safetensors, write_torch
-from dcil.export.program import run_program, write_program
-from dcil.export.semi import SemiStructured, load_semi, read_semi, to_semi_structured, write_semi
-from dcil.export.sparse import entropy_bound, load_sparse, read_sparse, write_sparse
-from dcil.export.verify import Inputs, alike, computed, distance, inputs_of, one_more, reason, size_of
-from dcil.runs.atomic import write_atomically
+from dcil.export.formats import BLOCKS, DTYPES, FORMATS, PROGRAMS, check_options, check_target
+from dcil.export.plain import read_torch
+from dcil.export.semi import SemiStructured, load_semi, read_semi, to_semi_structured
+from dcil.export.sparse import load_sparse, read_sparse
+from dcil.export.writer import Written, export
 
 __all__ = [
     "BLOCKS",
@@ -39,8 +19,8 @@ __all__ = [
     "SemiStructured",
     "Written",
     "carry_optimizer",
+    "check_options",
     "check_target",
-    "check_words",
     "compact",
     "export",
     "load_semi",
@@ -50,171 +30,3 @@ __all__ = [
     "read_torch",
     "to_semi_structured",
 ]
-
-#: State format -> how it is written and read back.
-FORMATS: dict[str, tuple[Callable[[State, Path, dict[str, str]], None], Callable[[Path], State]]] = {
-    "safetensors": (write_safetensors, load_file),
-    "torch": (write_torch, read_torch),
-    "sparse": (write_sparse, read_sparse),
-    "semi-structured": (write_semi, read_semi),
-}
-Write = Callable[[nn.Module, Inputs, Path, dict[str, str]], None]
-#: Program format -> how it is written, how it is run, and how far its outputs may be from the source's.
-PROGRAMS: dict[str, tuple[Write, Callable[[Path, Inputs], list[Tensor]], float]] = {
-    "compact": (write_program, run_program, 1e-5),
-    "onnx": (write_onnx, run_onnx, 1e-4),
-    "cpu": (write_cpu, run_cpu, 1e-5),
-}
-#: Program format with a compact form -> the block of its compact networks.
-BLOCKS = {"compact": 1, "onnx": 8}
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Written:
-    """What came of an export, in bytes; ``error`` is the largest difference of an output, None where it was not run."""
-
-    file: Path
-    size: int
-    dense: int  # the same network's tensors in full, fp32
-    bound: int  # values and masks at their entropy, in the file's precision
-    error: float | None
-
-
-@torch.no_grad()
-def export(
-    model: nn.Module,
-    to: str,
-    out: Path | str,
-    notes: Mapping[str, str] | None = None,
-    example: Tensor | Inputs | None = None,
-    *,
-    dtype: str | None = None,
-    small: bool = False,
-    block: int | None = None,
-) -> Written:
-    """Write a finalized ``model`` in the format ``to``; the file appears only if it proves equal.
-
-    example    a batch of inputs (several in a tuple), needed by programs, and used to report what ``dtype`` costs
-    dtype      "fp16" or "bf16": weights of at least two dimensions in that precision (state formats)
-    small      the compact network instead of the masked one ("onnx"; "compact" always is)
-    block      of the compact network, see `compact`; default: 1 for "compact", 8 for "onnx", which needs it for speed
-    """
-    out, compacts = Path(out), small or to == "compact"
-    check_words(to, dtype, small, block)
-    check_target(out)
-    if not isinstance(model, nn.Module) or isinstance(model, SparseNet):
-        what = "its finalize() gives the network" if isinstance(model, SparseNet) else "no network"
-        raise UserError(f"{type(model).__name__} cannot be exported: {what}")
-    inputs = None if example is None else inputs_of(example)
-    if to in PROGRAMS and inputs is None:
-        raise UserError(f"{to} needs an example input")
-    model, notes = copy.deepcopy(model).cpu().eval(), {str(key): str(value) for key, value in (notes or {}).items()}
-    state = _state(model, DTYPES[dtype or "fp32"])
-    error = None
-    if to in PROGRAMS:
-        assert inputs is not None
-        if compacts:
-            computed(model, inputs)  # a network that does not run is told so before it is taken apart
-        source = compact(model, inputs, BLOCKS[to] if block is None else block).model if compacts else model
-        error = _write_program(model, source, to, out, notes, inputs)
-    else:
-        if inputs is not None:
-            error = distance(computed(_loaded(model, state), inputs), computed(model, inputs))
-        _write_state(state, to, out, notes)
-    dense = sum(4 * v.numel() if v.is_floating_point() else v.nbytes for v in state.values())
-    return Written(out, out.stat().st_size, dense, entropy_bound(state), error)
-
-
-def check_words(to: str, dtype: str | None, small: bool, block: int | None) -> None:
-    """Refuse settings that do not exist or would do nothing."""
-    if to not in FORMATS and to not in PROGRAMS:
-        raise unknown("export format", to, [*FORMATS, *PROGRAMS])
-    if dtype is not None and dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
-    if to in PROGRAMS and dtype not in (None, "fp32"):
-        raise UserError(f"{to} is written in fp32 only; {dtype} goes with {', '.join(FORMATS)}")
-    if small and to not in BLOCKS:
-        raise UserError(f"{to} has no compact form; allowed: {', '.join(BLOCKS)}")
-    if block is not None and not (small or to == "compact"):
-        raise UserError(f"block {block} is for compact networks; this one is not")
-
-
-def check_target(out: Path) -> None:
-    if out.is_dir():
-        raise UserError(f"{out} is a folder; give the name of a file")
-    if out.exists() and not out.is_file():
-        raise UserError(f"{out} is not an ordinary file and is left alone")
-
-
-def _state(model: nn.Module, dtype: torch.dtype) -> State:
-    """The tensors to write. Clones, because tied weights share memory and safetensors refuses that."""
-    state: State = {}
-    for key, value in model.state_dict().items():
-        if not isinstance(value, Tensor):
-            raise UserError(f"{key} is no tensor ({type(value).__name__}); no format holds it")
-        state[key] = value.detach().contiguous().clone()
-        # Norm layers and biases are small and their statistics wide: they stay as they are.
-        if dtype is not torch.float32 and value.is_floating_point() and value.ndim > 1:
-            state[key] = state[key].to(dtype)
-            if not bool(state[key].isfinite().all()) and bool(value.isfinite().all()):
-                raise UserError(
-                    f"{key} holds numbers that {str(dtype).removeprefix('torch.')} does not reach; use bf16"
-                )
-    return state
-
-
-def _write_state(state: State, to: str, out: Path, notes: dict[str, str]) -> None:
-    write, read = FORMATS[to]
-    if not state:
-        raise UserError("the network holds no tensor at all")
-
-    def write_checked(draft: Path) -> None:
-        write(state, draft, notes)
-        back = read(draft)
-        wrong = [key for key in state if key not in back or not _same(state[key], back[key])]
-        if wrong or len(back) != len(state):
-            raise UserError(f"{out} was not written: {to} gave back something else for {wrong[:3] or 'its keys'}")
-
-    write_atomically(out, write_checked)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and bool(alike(a, b).all())
-
-
-def _write_program(
-    model: nn.Module, source: nn.Module, to: str, out: Path, notes: dict[str, str], inputs: Inputs
-) -> float:
-    write, run, tolerance = PROGRAMS[to]
-    # Two inputs at least, because torch.export takes a batch of one for a fixed size; one more than that is the test.
-    least = 1 if to == "cpu" else 2
-    batch = tuple(torch.cat([x, x])[: max(least, len(x))] for x in inputs)
-    error, want = 0.0, computed(model, one_more(batch))
-    if to == "cpu" and len(want) == 1 and len(want[0]) == len(one_more(batch)[0]):
-        # A plan knows no batch: it would be wrong for a network that asks for its size.
-        alone = [torch.cat([computed(model, (x[None],))[0] for x in one_more(batch)[0]])]
-        if not distance(alone, want) <= tolerance * size_of(want):
-            raise UserError(f"{out} was not written: the network does not treat one image as it treats several")
-
-    def write_checked(draft: Path) -> None:
-        nonlocal error
-        try:
-            write(source, batch, draft, notes)
-            found = run(draft, one_more(batch))
-        except (UserError, OSError):
-            raise
-        except Exception as wrong:  # torch's exporters and the engines raise whatever they like
-            raise UserError(f"{out} was not written: {to} cannot hold this network ({reason(wrong)})") from None
-        error = distance(found, want)
-        if not error <= tolerance * size_of(want):
-            raise UserError(f"{out} was not written: {to} computes something else, by up to {error:.1e}")
-
-    write_atomically(out, write_checked)
-    return error
-
-
-def _loaded(model: nn.Module, state: State) -> nn.Module:
-    copied = copy.deepcopy(model)
-    copied.load_state_dict(state)
-    return copied

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -15,17 +15,19 @@ from safetensors.torch import save
 from torch import Tensor
 
 from dcil.errors import UserError
+from dcil.runs.damage import naming_file
 
 
 def save_checked(parts: dict[str, Tensor], file: Path, notes: dict[str, str]) -> None:
+    """Write the tensors and notes with their checksum."""
     notes = {key: value for key, value in notes.items() if key != "sha256"}
     file.write_bytes(save(parts, {**notes, "sha256": digest(parts, notes)}))
 
 
 def open_checked(file: Path, form: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors and notes of a file whose note "format" is ``form``, and check them.
+    """Read the tensors and notes of a file whose note "format" is ``form``; refuse one that was changed.
 
-    The safetensors library holds every offset against the file's size before it allocates.
+    The safetensors library checks every offset against the file's size before it allocates.
     """
     with safe_open(file, "pt") as opened:
         notes: dict[str, str] = dict(opened.metadata() or {})
@@ -46,15 +48,7 @@ def digest(parts: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
     return found.hexdigest()
 
 
-@contextmanager
-def refusing(file: Path | str) -> Iterator[None]:
-    """Turn every error that a damaged or hostile file causes into a UserError of one sentence."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{file} is refused: {error}") from None
-    except FileNotFoundError:
-        raise UserError(f"{file} does not exist") from None
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError, MemoryError, zlib.error) as error:
-        reason = (str(error).splitlines() or [""])[0][:200]
-        raise UserError(f"{file} is refused: it is damaged or of another format ({reason})") from None
+def naming(file: Path | str) -> AbstractContextManager[None]:
+    """Turn whatever a damaged or hostile file raises while it is read into one line that names it."""
+    errors = (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, MemoryError, zlib.error)
+    return naming_file(file, "export it again", errors, "is refused: damaged or of another format")

@@ -1,4 +1,4 @@
-"""Export to ONNX, for any batch size. Needs the extra `onnx`."""
+"""Write and run ONNX files, which ONNX Runtime and most other engines take. Needs the extra `onnx`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ def names(word: str, count: int) -> list[str]:
     return [word] if count == 1 else [f"{word}_{i}" for i in range(1, count + 1)]
 
 
-def write_onnx(model: nn.Module, example: Tensor | Inputs, file: Path, notes: dict[str, str]) -> None:
-    """Write an ONNX file; one input is called "input", several "input_1" and so on, outputs likewise."""
+def write_onnx(
+    model: nn.Module, example: Tensor | Inputs, file: Path, notes: dict[str, str], any_batch: bool = True
+) -> None:
+    """Write the network for any batch size, or for the example's alone.
+
+    One input is called "input", several "input_1" and so on; outputs alike.
+    """
     try:
         import onnx  # type: ignore[import-not-found, unused-ignore]
         import onnxscript  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
@@ -31,7 +36,7 @@ def write_onnx(model: nn.Module, example: Tensor | Inputs, file: Path, notes: di
             inputs,
             input_names=names("input", len(inputs)),
             output_names=names("output", len(computed(model, inputs))),
-            dynamic_shapes=batch_is_free(inputs),
+            dynamic_shapes=batch_is_free(inputs) if any_batch else None,
             dynamo=True,
             verbose=False,
         )
@@ -44,7 +49,7 @@ def write_onnx(model: nn.Module, example: Tensor | Inputs, file: Path, notes: di
 
 
 def session(file: Path, threads: int = 0) -> Any:
-    """Open an ONNX Runtime session on the CPU; 0 threads leaves their number to ONNX Runtime."""
+    """Open an ONNX Runtime session on the CPU; 0 threads: ONNX Runtime chooses."""
     try:
         import onnxruntime  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ModuleNotFoundError:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcil.errors import UserError, unknown
-from dcil.export.checksum import open_checked, refusing, save_checked
+from dcil.export.checksum import naming, open_checked, save_checked
 
 State = dict[str, Tensor]
 FORMAT = "dcil 2:4 1"
@@ -92,8 +92,8 @@ def write_semi(state: State, file: Path, notes: dict[str, str]) -> None:
 
 
 def read_semi(file: Path | str) -> State:
-    """Read the state dict of a semi-structured file; raise UserError if it is damaged."""
-    with refusing(file):
+    """The state dict in a semi-structured file; damage is a UserError."""
+    with naming(file):
         parts, notes = open_checked(Path(file), FORMAT)
         packed = json.loads(notes["2:4"])
         if {k for k in parts if k.endswith(_MARK)} != {k + _MARK for k in packed}:

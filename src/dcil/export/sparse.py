@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dcil.errors import UserError
 from dcil.export import mask_codec
-from dcil.export.checksum import open_checked, refusing, save_checked
+from dcil.export.checksum import naming, open_checked, save_checked
 
 State = dict[str, Tensor]
 FORMAT = "dcil sparse 1"
@@ -95,8 +95,8 @@ def load_sparse(file: Path | str, model: nn.Module) -> nn.Module:
 
 
 def read_sparse(file: Path | str, shapes: dict[str, tuple[int, ...]] | None = None) -> State:
-    """Read the state dict in ``file``, with ``shapes`` only if it has exactly these; damage raises UserError."""
-    with refusing(file):
+    """The state dict in ``file``; with ``shapes``, only if it has exactly these. Damage is a UserError."""
+    with naming(file):
         parts = _open(Path(file))
         entries = _index(parts.pop("index"))
         _check_sizes(entries, parts, shapes, Path(file).stat().st_size)

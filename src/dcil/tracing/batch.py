@@ -29,7 +29,7 @@ def trace(
 
     example     an input, or several: only shapes and types count, and the first dimension is the batch
     training    the mode to trace in; None: as the model is
-    leaf        the modules that become one ``call_module`` node each; the graph calls the model's own
+    leaf        the modules inside the model that become one ``call_module`` node each; the graph calls the model's own
     sizes       the batch sizes that are tried; with 1 among them, a network that treats one image otherwise is refused
 
     All other nodes are ``call_function`` of ATen operators, none of which works in place, and ``get_attr`` of

@@ -58,7 +58,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
         self.model = self.copy_of(model)
         for name, module in self.model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
-                self.intercept(name, module, leaf(module))
+                self.intercept(name, module, bool(name) and leaf(module))
 
     def copy_of(self, model: nn.Module) -> nn.Module:
         """A copy of the model whose parameters and buffers have shapes and no data."""
