@@ -116,10 +116,6 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value[0], value[0]) if len(value) == 1 else (value[0], value[1])
 
 
-def _window(k: tuple[int, int], s: tuple[int, int], p: tuple[int, int], d: tuple[int, int]) -> tuple[int, ...]:
-    return (*k, *s, *p, *p, *d)
-
-
 def conv(low: Lowering, node: Node) -> Value:
     weight = low.tensor(node, 1)
     if weight.ndim != 4 or node.args[6]:
@@ -238,7 +234,7 @@ def adaptive_pool(low: Lowering, node: Node) -> Value:
     if height % rows or width % columns:
         raise low.refuse(node, f"{height} x {width} does not divide into {rows} x {columns}")
     size = (height // rows, width // columns)
-    return low.builder.plain("avgpool", [low.value(node)], _window(size, size, (0, 0), (1, 1)))
+    return low.builder.plain("avgpool", [low.value(node)], (*size, *size, 0, 0, 0, 0, 1, 1))
 
 
 def mean(low: Lowering, node: Node) -> Value:

@@ -47,7 +47,8 @@ def trace(
     for node in reversed(graph.nodes):
         if node.op in ("call_function", "get_attr") and not node.users:
             graph.erase_node(node)
-    root = {str(n.target): attribute(model, tracers[0], str(n.target)) for n in graph.nodes if is_attribute(n)}
+    names = [str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")]
+    root = {name: attribute(model, tracers[0], name) for name in names}
     graph.lint()
     traced = fx.GraphModule(root, graph, type(model).__name__)
     traced.training = model.training if training is None else training
@@ -79,10 +80,6 @@ def run(
             f"{type(model).__name__} cannot be traced: in {named(*tracer.modules[-1])}, {reason}"
         ) from error
     return tracer
-
-
-def is_attribute(node: Node) -> bool:
-    return node.op in ("call_module", "get_attr")
 
 
 def attribute(model: nn.Module, tracer: Tracer, name: str) -> Any:
