@@ -92,7 +92,7 @@ def write_semi(state: State, file: Path, notes: dict[str, str]) -> None:
 
 
 def read_semi(file: Path | str) -> State:
-    """The state dict in a semi-structured file; damage is a UserError."""
+    """Read the state dict of a semi-structured file; raise UserError if it is damaged."""
     with naming(file):
         parts, notes = open_checked(Path(file), FORMAT)
         packed = json.loads(notes["2:4"])

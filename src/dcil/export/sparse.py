@@ -95,7 +95,7 @@ def load_sparse(file: Path | str, model: nn.Module) -> nn.Module:
 
 
 def read_sparse(file: Path | str, shapes: dict[str, tuple[int, ...]] | None = None) -> State:
-    """The state dict in ``file``; with ``shapes``, only if it has exactly these. Damage is a UserError."""
+    """Read the state dict in ``file``, with ``shapes`` only if it has exactly these; damage raises UserError."""
     with naming(file):
         parts = _open(Path(file))
         entries = _index(parts.pop("index"))
