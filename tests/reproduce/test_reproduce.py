@@ -21,18 +21,18 @@ from rich.console import Console
 
 import dcil
 from dcil import data
-from dcil.cli.reproduce import main, place_of, seconds
+from dcil.cli.reproduce import main, run_options, seconds
 from dcil.engine import EngineSettings
 from dcil.errors import UserError
 from dcil.report.formatting import spread
 from dcil.reproduce import iterations, mask_age, paper, records, report, tables
-from dcil.reproduce.cells import Cell, cell_of
-from dcil.reproduce.comparison import Ours, lines
+from dcil.reproduce.cells import Cell, cell_for
+from dcil.reproduce.comparison import Measurements, comparison_rows
 from dcil.reproduce.estimate import Estimate
-from dcil.reproduce.paper import Row
+from dcil.reproduce.paper import PrintedNumber
 from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.probe import NEVER, MaskProbe
-from dcil.reproduce.session import Run, RunOptions, resume_run
+from dcil.reproduce.session import CellRun, RunOptions, resume_run
 from dcil.train import RECIPES, RunFolder, train
 from dcil.train.recipes import scaled_epochs
 
@@ -44,7 +44,7 @@ EPOCHS = 3
 
 
 def tiny(method, sparsity, metric, mean, std=None, **more):
-    return Row("tiny", "digits", method, "weight", sparsity, metric, "resnet8-digits", mean, std, **more)
+    return PrintedNumber("tiny", "digits", method, "weight", sparsity, metric, "resnet8-digits", mean, std, **more)
 
 
 TINY = (
@@ -58,7 +58,7 @@ TINY = (
 
 @pytest.fixture
 def tiny_table(monkeypatch):
-    monkeypatch.setattr(paper, "rows", lambda: TINY)
+    monkeypatch.setattr(paper, "numbers", lambda: TINY)
     monkeypatch.setattr(tables, "BEYOND_CELLS", ())
 
 
@@ -71,7 +71,7 @@ def trained(tmp_path_factory):
     """Three cells, one of them with two seeds, trained and recorded without interruption."""
     out = tmp_path_factory.mktemp("results")
     for cell, seed in ((DIGITS, 0), (DPF, 0), (DPF, 1), (DIGITS.dense, 0)):
-        resume_run(Run(cell, seed, out, EPOCHS), CPU, silent, snapshots=[1])
+        resume_run(CellRun(cell, seed, out, EPOCHS), CPU, silent, snapshots=[1])
     return out
 
 
@@ -89,10 +89,12 @@ def columns(path):
 @pytest.mark.skipif(not SHARED.exists(), reason="the source of the package data is not here")
 def test_the_package_data_is_the_papers():
     original = json.loads(SHARED.read_text())
-    assert len(original) == len(paper.rows())
-    for row, want in zip(paper.rows(), original, strict=True):
+    assert len(original) == len(paper.numbers())
+    for row, want in zip(paper.numbers(), original, strict=True):
         for name, value in asdict(row).items():
-            assert value == (want.get(name) if want.get(name) is not None else Row.__dataclass_fields__[name].default)
+            assert value == (
+                want.get(name) if want.get(name) is not None else PrintedNumber.__dataclass_fields__[name].default
+            )
 
 
 def test_cells_per_table():
@@ -114,14 +116,14 @@ def test_cells_per_table():
 
 
 def test_every_row_has_its_cell_and_every_cell_its_recipe():
-    for row in paper.rows():
+    for row in paper.numbers():
         models = tables.SHARED_MODELS if row.model is None else (row.model,)
-        assert all(cell_of(row, model) in tables.cells_of(row.table) for model in models)
-    assert all(cell.recipe in RECIPES and cell.method in dcil.METHODS for cell in tables.known().values())
+        assert all(cell_for(row, model) in tables.cells_of(row.table) for model in models)
+    assert all(cell.recipe in RECIPES and cell.method in dcil.METHODS for cell in tables.all_cells().values())
 
 
 def test_names_of_the_paper_become_ours():
-    known = tables.known()
+    known = tables.all_cells()
     assert "cifar10/resnet56-bottleneck/dpf-0.9" in known and "cifar10/resnet56/dpf-0.9" not in known
     assert {"cifar100/resnet56/sfp-filter0.5", "cifar100/resnet56/mil", "cifar100/resnet56/dense"} <= set(known)
     assert known["cifar10/resnet20/dcil-nokl-0.95"].config(1).settings["kl"] == 0
@@ -139,18 +141,18 @@ def test_a_shortened_run_keeps_its_shape():
 
 
 def test_filter():
-    ids = [cell.id for cell in tables.cells(["cifar10-unstructured"], "resnet20/dcil-0.9,wrn-28-2/dpf-0.99")]
+    ids = [cell.id for cell in tables.cells_of_all(["cifar10-unstructured"], "resnet20/dcil-0.9,wrn-28-2/dpf-0.99")]
     assert ids == ["cifar10/resnet20/dcil-0.9", "cifar10/wrn-28-2/dpf-0.99"]
-    assert len(tables.cells(["cifar10-unstructured"], "*/resnet20/*")) == 9
-    with pytest.raises(UserError, match="no cell"):
-        tables.cells(["imagenet"], "resnet20")
+    assert len(tables.cells_of_all(["cifar10-unstructured"], "*/resnet20/*")) == 9
+    with pytest.raises(UserError, match="at least one cell"):
+        tables.cells_of_all(["imagenet"], "resnet20")
 
 
 def test_table_names():
-    assert tables.named("warmup") == ["warmup-cifar10", "warmup-imagenet"]
-    assert tables.named("imagenet,beyond") == ["imagenet", "beyond"]
+    assert tables.parse_names("warmup") == ["warmup-cifar10", "warmup-imagenet"]
+    assert tables.parse_names("imagenet,beyond") == ["imagenet", "beyond"]
     with pytest.raises(UserError, match="fast-convergence"):
-        tables.named("fast-convergense")
+        tables.parse_names("fast-convergense")
 
 
 def test_dry_run_and_list(tiny_table, tmp_path, capsys):
@@ -168,7 +170,7 @@ def test_dry_run_and_list(tiny_table, tmp_path, capsys):
 
 
 def test_budget_stops_between_epochs_and_another_folder_goes_on(trained, tmp_path, monkeypatch):
-    run = Run(DPF, 0, tmp_path / "here", EPOCHS)
+    run = CellRun(DPF, 0, tmp_path / "here", EPOCHS)
     now = [0.0]
 
     def a_second_per_epoch(*_):
@@ -188,7 +190,7 @@ def test_budget_stops_between_epochs_and_another_folder_goes_on(trained, tmp_pat
 
 
 def test_a_spent_budget_starts_nothing(tmp_path):
-    run = Run(DPF, 0, tmp_path, EPOCHS)
+    run = CellRun(DPF, 0, tmp_path, EPOCHS)
     assert Pool(CPU, Budget.of(0), Console(quiet=True)).run([run], lambda run: 1.0) == {}
     assert not run.folder.started
 
@@ -200,7 +202,7 @@ def test_a_budget_stops_an_epoch_that_takes_longer_than_was_thought(tmp_path, mo
         return lambda epoch, part, row: now.append(now[-1] + 1)
 
     monkeypatch.setattr("dcil.reproduce.pool.progress_lines", a_second_per_step)
-    run = Run(DPF, 0, tmp_path, EPOCHS)
+    run = CellRun(DPF, 0, tmp_path, EPOCHS)
     assert Pool(CPU, Budget.of(10, lambda: now[-1]), Console(quiet=True)).run([run], lambda run: 0.1) == {}
     assert run.folder.started and not run.folder.metrics() and now[-1] < 12
 
@@ -208,23 +210,23 @@ def test_a_budget_stops_an_epoch_that_takes_longer_than_was_thought(tmp_path, mo
 def test_a_run_that_another_process_recorded_is_not_trained_again(trained, tmp_path):
     out = tmp_path / "copy"
     shutil.copytree(trained, out)
-    run = Run(DPF, 0, out, EPOCHS)
+    run = CellRun(DPF, 0, out, EPOCHS)
     before = run.record.read_bytes()
     shutil.rmtree(run.folder.path)  # as --tidy does
     resume_run(run, CPU, silent)
     assert not run.folder.path.exists() and run.record.read_bytes() == before
 
 
-def test_a_run_goes_on_without_what_was_watched(trained, tmp_path):
+def test_a_run_resumes_without_the_state_of_the_probe(trained, tmp_path):
     """A folder that was copied in part: the run is the same, only the stays are not known any more."""
-    run = Run(DPF, 0, tmp_path, EPOCHS)
+    run = CellRun(DPF, 0, tmp_path, EPOCHS)
     resume_run(run, CPU, silent, until=2)
     (run.folder.path / "watch-2.safetensors").unlink()
     (run.folder.path / "watch-9.safetensors").write_bytes(b"of a session that went further and was lost")
     with (run.folder.path / "sessions.jsonl").open("a") as file:
         file.write('{"after": 2, "co')  # cut short by a kill
     resume_run(run, CPU, silent)
-    found, whole = records.read(run.record), records.read(Run(DPF, 0, trained, EPOCHS).record)
+    found, whole = records.read(run.record), records.read(CellRun(DPF, 0, trained, EPOCHS).record)
     assert found.raw["stays"] is None and found.column("top1") == whole.column("top1")
     assert [session["after"] for session in found.raw["sessions"]] == [0, 2]
     assert not (run.folder.path / "watch-9.safetensors").exists()
@@ -234,17 +236,17 @@ KILLED = """
 import torch
 from pathlib import Path
 from dcil.reproduce.cells import Cell
-from dcil.reproduce.session import RunOptions, Run, resume_run
+from dcil.reproduce.session import CellRun, RunOptions, resume_run
 from dcil.train import loop
 loop.SAVE_EVERY = 0
 torch.set_num_threads({threads})
-run = Run(Cell("digits", "resnet8-digits", "dcil", 0.9), 0, Path({out!r}), {epochs})
+run = CellRun(Cell("digits", "resnet8-digits", "dcil", 0.9), 0, Path({out!r}), {epochs})
 resume_run(run, RunOptions(Path("nowhere"), torch.device("cpu")), lambda *news: None)
 """
 
 
 def test_a_killed_run_goes_on_elsewhere_and_ends_in_one_record(trained, tmp_path):
-    run = Run(DIGITS, 0, tmp_path / "here", EPOCHS)
+    run = CellRun(DIGITS, 0, tmp_path / "here", EPOCHS)
     script = KILLED.format(out=str(run.out), epochs=EPOCHS, threads=torch.get_num_threads())
     env = os.environ | {"PYTHONPATH": str(Path(dcil.__file__).parents[1])}
     with subprocess.Popen([sys.executable, "-c", script], env=env) as process:
@@ -260,60 +262,60 @@ def test_a_killed_run_goes_on_elsewhere_and_ends_in_one_record(trained, tmp_path
     assert len(list((tmp_path / "there").glob("digits/**/*.json"))) == 1
 
 
-def test_watching_changes_nothing(trained, tmp_path):
-    run = Run(DIGITS, 0, trained, EPOCHS)
+def test_the_probe_does_not_change_the_training(trained, tmp_path):
+    run = CellRun(DIGITS, 0, trained, EPOCHS)
     folder = RunFolder(tmp_path / "plain")
     train(run.config(), folder, Path("nowhere"), torch.device("cpu"))
     assert (folder.path / "model.safetensors").read_bytes() == (run.folder.path / "model.safetensors").read_bytes()
 
 
 def test_other_settings_are_not_mixed_into_a_run(tmp_path):
-    run = Run(DIGITS, 0, tmp_path, 2)
+    run = CellRun(DIGITS, 0, tmp_path, 2)
     train(replace(run.config(), lr=0.5, epochs=1, target_epoch=1, milestones=()), run.folder, tmp_path, CPU.device)
     (run.folder.path / "summary.json").unlink()
     with pytest.raises(UserError, match="other settings"):
         resume_run(run, CPU, silent)
 
 
-def test_several_at_once_know_of_each_other():
+def test_parallel_runs_set_shared_gpu():
     """The engine takes another route then: less work in all instead of less time for one."""
     args = Namespace(parallel=None, device=torch.device("cuda"), data_dir=Path(), engine="auto", precision="auto")
     args.low_memory = False
-    assert place_of(args).speed.shared_gpu and place_of(args).at_once == 4
+    assert run_options(args).speed.shared_gpu and run_options(args).at_once == 4
     args.parallel = 1
-    assert not place_of(args).speed.shared_gpu
+    assert not run_options(args).speed.shared_gpu
 
 
 # -- what is watched -------------------------------------------------------------------------------------------------
 
 
-def test_stays_are_counted_as_a_list_would():
+def test_lifetimes_equal_a_plain_count():
     torch.manual_seed(0)
     net = dcil.SparseNet(
         torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 2)), dcil.DPF(sparsity=0.5, steps=10)
     )
-    watch = MaskProbe(net, data.load("digits", Path()).loader(64, torch.device("cpu"), 0), EngineSettings())
+    probe = MaskProbe(net, data.load("digits", Path()).loader(64, torch.device("cpu"), 0), EngineSettings())
     born, ended = {}, []
     old = torch.ones(36, dtype=torch.bool)
     for step in range(4, 400, 4):
         new = torch.rand(36) < 0.5
-        watch.count(old, new, step)
+        probe.count(old, new, step)
         for i in range(36):
             if new[i] and not old[i]:
                 born[i] = step
             elif old[i] and not new[i] and i in born:
                 ended.append(step - born.pop(i))
         old = new
-    found = watch.found()["stays"]
+    found = probe.observations()["stays"]
     assert sum(found["ended"]) == len(ended) and found["steps_stayed"] == sum(ended)
     for low, count in zip(found["at_least"], found["ended"], strict=True):
         assert count == sum(low <= stay < 2 * low for stay in ended)
-    assert found["still_there"] == len(born) == int((watch.born != NEVER).sum())
+    assert found["still_there"] == len(born) == int((probe.revived_at != NEVER).sum())
 
 
-def test_looks_around_a_change(monkeypatch, tmp_path):
+def test_accuracy_is_measured_around_a_mask_update(monkeypatch, tmp_path):
     monkeypatch.setattr("dcil.reproduce.probe.EVERY", 1)
-    run = Run(DPF, 0, tmp_path, 4)
+    run = CellRun(DPF, 0, tmp_path, 4)
     resume_run(run, CPU, silent)
     found = records.read(run.record).raw
     assert [look[0] for look in found["around_changes"]] == [1, 2, 3, 4]
@@ -325,16 +327,18 @@ def test_looks_around_a_change(monkeypatch, tmp_path):
 
 def test_an_estimate_is_the_share_of_the_device(trained):
     """Two runs that take turns take twice as long each; what was measured beside as many others counts most."""
-    found = records.read(Run(DPF, 0, trained, EPOCHS).record)
+    found = records.read(CellRun(DPF, 0, trained, EPOCHS).record)
     seconds = found.column("seconds")
     alone, shared_gpu = json.loads(json.dumps(found.raw)), json.loads(json.dumps(found.raw))
     shared_gpu["sessions"][0]["at_once"] = 4
     shared_gpu["epochs"]["seconds"] = [3 * value for value in seconds]
     both = [replace(found, raw=raw) for raw in (alone, shared_gpu)]
-    pace = found.pace()[found.raw["environment"]["cpu"], 1]
+    pace = found.seconds_per_epoch()[found.raw["environment"]["cpu"], 1]
     for at_once, want in ((1, pace), (2, 2 * pace), (3, 2.25 * pace), (8, 6 * pace)):
-        assert Estimate(both, at_once).per_epoch(Run(DPF, 1, trained, EPOCHS)) == pytest.approx(want)
-    assert Estimate([], 4).per_epoch(Run(DPF, 1, trained)) == 4 * Estimate([]).per_epoch(Run(DPF, 1, trained))
+        assert Estimate(both, at_once).seconds_per_epoch(CellRun(DPF, 1, trained, EPOCHS)) == pytest.approx(want)
+    assert Estimate([], 4).seconds_per_epoch(CellRun(DPF, 1, trained)) == 4 * Estimate([]).seconds_per_epoch(
+        CellRun(DPF, 1, trained)
+    )
 
 
 def test_bad_requests_for_iterations(tmp_path, capsys):
@@ -343,18 +347,18 @@ def test_bad_requests_for_iterations(tmp_path, capsys):
         (["--at", "0"], "epochs 1 to 300"),
         (["--at", "301"], "epochs 1 to 300"),
         (["--epochs", "6", "--at", "7"], "epochs 1 to 6"),
-        (["--cells", "typo"], "no cell has that"),
+        (["--cells", "typo"], "at least one cell"),
     ):
         with pytest.raises(UserError, match=message):
             main([*start, *words])
-    with pytest.raises(UserError, match="give it alone"):
+    with pytest.raises(UserError, match="must be given alone"):
         main(["iterations,stability"])
     assert main([*start, "--budget", "0s"]) == 0 and "budget is spent" in capsys.readouterr().out
     assert main([*start, "--dry-run"]) == 0 and "up to 119 epochs of training" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_that_cannot_be_used_is_said_once(tmp_path, capsys, tiny_table, monkeypatch):
+def test_an_unusable_folder_or_missing_data_is_reported_once(tmp_path, capsys, tiny_table, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         main(["tiny", "--out", str(tmp_path / "file"), "--epochs", "1"])
@@ -371,23 +375,23 @@ def test_a_place_that_cannot_be_used_is_said_once(tmp_path, capsys, tiny_table, 
     assert not (tmp_path / "docs").exists()
 
 
-def test_a_look_at_a_run_that_was_stopped_just_there(trained, tmp_path):
-    run = Run(DPF, 0, tmp_path, EPOCHS)
+def test_a_trace_of_a_run_that_was_stopped_at_its_epoch(trained, tmp_path):
+    run = CellRun(DPF, 0, tmp_path, EPOCHS)
     resume_run(run, CPU, silent, until=1)
     assert not run.done and not list(run.folder.path.glob("at*"))
-    iterations.look(iterations.Look(run, 2), CPU, Budget.of(None), silent)
+    iterations.record_trace(iterations.IterationTrace(run, 2), CPU, Budget.of(None), silent)
     (look,) = iterations.read_all(tmp_path)
-    kept = records.read(Run(DPF, 0, trained, EPOCHS).record).column("top1")
+    kept = records.read(CellRun(DPF, 0, trained, EPOCHS).record).column("top1")
     assert look["top1"][-1] == pytest.approx(kept[1], abs=1e-3) and (run.folder.path / "at1.safetensors").exists()
 
 
-def test_iterations_are_looked_at_where_it_costs_least(trained, tmp_path):
+def test_traces_are_taken_from_the_seed_that_costs_least(trained, tmp_path):
     """Of the seeds of a cell: the one that was looked at, one that left a snapshot, the first."""
     out = tmp_path / "copy"
     shutil.copytree(trained, out)
-    chosen = lambda: [look.run.seed for look in iterations.looks(out, [DPF], [2, 3], EPOCHS)]  # noqa: E731
+    chosen = lambda: [look.run.seed for look in iterations.choose_traces(out, [DPF], [2, 3], EPOCHS)]  # noqa: E731
     assert chosen() == [0, 0]
-    (Run(DPF, 0, out).folder.path / "at1.safetensors").unlink()
+    (CellRun(DPF, 0, out).folder.path / "at1.safetensors").unlink()
     assert chosen() == [1, 0]
     (out / "iterations").mkdir()
     (out / "iterations" / "digits-resnet8-digits-dpf-0.9-seed2-epoch2.json").write_text("{}")
@@ -398,11 +402,11 @@ def test_accuracy_after_every_iteration(trained, tmp_path, tiny_table):
     out = tmp_path / "copy"
     shutil.copytree(trained, out)
     for epoch in (2, 3, 1):  # one from a snapshot, one by training anew, since the run went past it, one without either
-        (look,) = iterations.looks(out, [DPF], [epoch], EPOCHS)
-        iterations.look(look, CPU, Budget.of(None), silent)
+        (look,) = iterations.choose_traces(out, [DPF], [epoch], EPOCHS)
+        iterations.record_trace(look, CPU, Budget.of(None), silent)
     looks = iterations.read_all(out)
     assert [look["epoch"] for look in looks] == [1, 2, 3] and len(looks[0]["top1"]) == 23
-    kept = records.read(Run(DPF, 0, out, EPOCHS).record).column("top1")
+    kept = records.read(CellRun(DPF, 0, out, EPOCHS).record).column("top1")
     assert [look["top1"][-1] for look in looks] == pytest.approx(kept, abs=1e-3)
     report.build(out, tmp_path / "docs", EPOCHS)
     assert "results-iterations-epoch2.svg" in (tmp_path / "docs" / "results.md").read_text()
@@ -412,7 +416,7 @@ def test_accuracy_after_every_iteration(trained, tmp_path, tiny_table):
 
 
 def test_the_best_epoch_is_as_sparse_as_the_result(trained):
-    found = records.read(Run(DPF, 0, trained, EPOCHS).record)
+    found = records.read(CellRun(DPF, 0, trained, EPOCHS).record)
     raw = found.raw | {"epochs": found.raw["epochs"] | {"top1": [99.0, 60.0, 50.0], "sparsity": [0.5, 0.895, 0.9]}}
     assert replace(found, raw=raw).best == 60.0
 
@@ -425,11 +429,11 @@ def paths(value, here=()):
         yield from paths(inner, (*here, key))
 
 
-def test_a_record_that_was_altered_is_named(trained, tmp_path, tiny_table):
+def test_an_altered_record_is_named(trained, tmp_path, tiny_table):
     """Whatever is missing from it: one line with its name, or a page; never a traceback."""
     out, docs = tmp_path / "copy", tmp_path / "docs"
     shutil.copytree(trained, out, ignore=shutil.ignore_patterns("runs"))
-    file = Run(DPF, 0, out).record
+    file = CellRun(DPF, 0, out).record
     whole = json.loads(file.read_text())
     named = 0
     for path in paths(whole):
@@ -452,7 +456,7 @@ def test_a_record_that_was_altered_is_named(trained, tmp_path, tiny_table):
 def test_a_copy_or_other_settings_do_not_count(trained, tmp_path, tiny_table):
     out, docs = tmp_path / "copy", tmp_path / "docs"
     shutil.copytree(trained, out, ignore=shutil.ignore_patterns("runs"))
-    file = Run(DPF, 0, out).record
+    file = CellRun(DPF, 0, out).record
     copy = file.with_name("dpf-0.9-seed0 (copy).json")
     shutil.copyfile(file, copy)
     with pytest.raises(UserError, match=r"it holds digits/resnet8-digits/dpf-0\.9-seed0"):
@@ -466,10 +470,10 @@ def test_a_copy_or_other_settings_do_not_count(trained, tmp_path, tiny_table):
 
 
 def test_the_record_is_small_and_complete(trained):
-    path = Run(DIGITS, 0, trained).record
+    path = CellRun(DIGITS, 0, trained).record
     found = records.read(path)
     assert path.stat().st_size < 20_000
-    assert found.raw["config"]["method"]["kl"] == 1.0 and found.trial == EPOCHS
+    assert found.raw["config"]["method"]["kl"] == 1.0 and found.trial_epochs == EPOCHS
     assert {"dcil", "source"} <= found.raw["sessions"][0]["code"].keys()
     assert found.raw["layers"] and found.raw["environment"]["torch"] and len(found.column("revived")) == EPOCHS
 
@@ -483,12 +487,14 @@ def test_the_page_is_the_same_every_time(trained, tiny_table, tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_ours_stands_beside_the_papers(trained, tiny_table, tmp_path):
-    found = {(line.method, line.sparsity): line for line in lines("tiny", Ours(records.read_all(trained)))}
+def test_measurements_stand_beside_the_papers_numbers(trained, tiny_table, tmp_path):
+    found = {
+        (line.method, line.sparsity): line for line in comparison_rows("tiny", Measurements(records.read_all(trained)))
+    }
     dpf = found["dpf-rerun", 0.9]
-    assert (dpf.runs, dpf.mark("last"), dpf.mark("best")) == (2, "below", "above")
-    assert (found["dense", 0.0].mark("last"), found["dcil", 0.9].mark("last")) == ("within", "")
-    last = [records.read(Run(DPF, seed, trained).record).last for seed in (0, 1)]
+    assert (dpf.runs, dpf.verdict("last"), dpf.verdict("best")) == (2, "below", "above")
+    assert (found["dense", 0.0].verdict("last"), found["dcil", 0.9].verdict("last")) == ("within", "")
+    last = [records.read(CellRun(DPF, seed, trained).record).last for seed in (0, 1)]
     report.build(trained, tmp_path, EPOCHS)
     row = next(line for line in (tmp_path / "results.md").read_text().splitlines() if "| dpf-rerun |" in line)
     assert f"{sum(last) / 2:.2f} ±" in row and "99.99 ± 0.00" in row and "last below, best above" in row
@@ -526,7 +532,7 @@ def test_findings_are_shown_beside_the_cell(trained, tiny_table, tmp_path):
 def test_a_damaged_record_is_named_in_one_line(trained, tiny_table, tmp_path, damage):
     out = tmp_path / "results"
     shutil.copytree(trained, out)
-    path = Run(DPF, 1, out).record
+    path = CellRun(DPF, 1, out).record
     if damage is None:  # an epoch is missing
         raw = json.loads(path.read_text())
         raw["epochs"]["top1"].pop()
@@ -558,7 +564,7 @@ def test_the_page_of_the_repository_is_made_from_its_records(tmp_path):
 
 
 def test_the_readmes_table_is_of_the_records():
-    ours = Ours(records.read_all(ROOT / "results"))
+    ours = Measurements(records.read_all(ROOT / "results"))
     methods = {"dense": "dense", "DPF": "dpf", "DCIL": "dcil", "DCIL without KL": "dcil"}
     rows = re.findall(
         r"^\| ([\w ]+) \| (–|\d+ %) \| (\d) \| (.+?) \| .+? \| (.+?) \| (.+?) \|$",

@@ -1,7 +1,7 @@
-"""The paper's tables: train what is missing of one, list it, or build the page that compares all of them.
+"""Reproduce the paper's tables: train the missing runs of a table, or build the page that compares all of them.
 
-TABLE is a table's name, the beginning of names, several with commas, or all; "iterations" is the paper's figure of
-the accuracy after every iteration. The same command again goes on where it was stopped."""
+TABLE is a table's name, a prefix of names, several with commas, or all; "iterations" is the paper's figure of the
+accuracy after every iteration. The same command resumes what was stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dcil.report.formatting import duration
 from dcil.reproduce import iterations, records, tables
 from dcil.reproduce.estimate import Estimate
 from dcil.reproduce.pool import Budget, Pool
-from dcil.reproduce.session import Run, RunOptions
+from dcil.reproduce.session import CellRun, RunOptions
 from dcil.runs.environment import environment, hardware
 from dcil.runs.progress import progress_lines
 from dcil.train.memory import keep_freed_memory
@@ -47,7 +47,7 @@ def main(words: Sequence[str]) -> int:
     out = args.out / f"trial-{args.epochs}" if args.epochs else args.out
     code = 0
     if args.table == "iterations":
-        code = look_closely(args, out, budget)
+        code = record_traces(args, out, budget)
     elif args.table is not None:
         code = run_tables(args, out, budget)
     elif not args.report:
@@ -62,21 +62,23 @@ def main(words: Sequence[str]) -> int:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_argument("table", nargs="?", metavar="TABLE", help="which (see --list)")
-    parser.add_argument("--cells", metavar="FILTER", help="only these: words of their names, or patterns with *")
+    parser.add_argument("table", nargs="?", metavar="TABLE", help="the table to train (see --list)")
+    parser.add_argument("--cells", metavar="FILTER", help="only these cells: words of their names, or patterns with *")
     parser.add_argument("--seeds", type=positive, default=3, metavar="N", help="runs per cell, seeds 0 to N-1 (3)")
-    parser.add_argument("--budget", type=seconds, metavar="TIME", help="stop in time, between epochs: 25m, 2h, 90s")
+    parser.add_argument("--budget", type=seconds, metavar="TIME", help="time limit, kept between epochs: 25m, 2h, 90s")
     parser.add_argument("--parallel", type=positive, metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
     parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="records and runs (results)")
-    parser.add_argument("--docs", type=Path, metavar="DIR", help="where --report writes (docs)")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where data sets are")
+    parser.add_argument("--docs", type=Path, metavar="DIR", help="folder that --report writes to (docs)")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="folder of the data sets")
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, … or auto: cuda where there is one")
-    parser.add_argument("--epochs", type=positive, metavar="N", help="a trial: shortened runs, in their own folder")
-    parser.add_argument("--at", type=epochs, default=iterations.EPOCHS, metavar="A,…", help="epochs of iterations")
+    parser.add_argument(
+        "--epochs", type=positive, metavar="N", help="shorten every run to N epochs, in a folder of its own"
+    )
+    parser.add_argument("--at", type=epochs, default=iterations.EPOCHS, metavar="A,…", help="the epochs for iterations")
     parser.add_argument("--tidy", action="store_true", help="remove the working folder of a run once it is recorded")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and their estimated time; train nothing")
-    parser.add_argument("--report", action="store_true", help="build the page from the records there are then")
-    parser.add_argument("--list", action="store_true", help="the tables and how many cells they have")
+    parser.add_argument("--report", action="store_true", help="build the results page from the records")
+    parser.add_argument("--list", action="store_true", help="list the tables with their numbers of cells")
     add_engine_options(parser)
 
 
@@ -93,23 +95,23 @@ def list_tables() -> None:
     say(f"{'iterations':28} {len(iterations.CELLS):3} cells: accuracy after every iteration of an epoch")
 
 
-def place_of(args: argparse.Namespace) -> RunOptions:
+def run_options(args: argparse.Namespace) -> RunOptions:
     at_once = runs_at_once(args.parallel, args.device)
     speed = replace(engine_settings(args), shared_gpu=at_once > 1)
     return RunOptions(args.data_dir, args.device, speed, at_once, cache(data.load))
 
 
 def console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 160)  # a log has no width to wrap at
+    return Console(width=None if sys.stdout.isatty() else 160)  # a log file has no terminal width
 
 
 def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
-    """Train what has no record yet, cheapest first."""
-    cells = tables.cells(tables.named(args.table), args.cells)
-    runs = [Run(cell, seed, out, args.epochs) for cell in cells for seed in range(args.seeds)]
-    place = place_of(args)
-    estimate = Estimate(records.read_all(out), place.at_once, hardware(environment(args.device)))
-    left = {run: estimate.left(run) for run in runs if not run.done}
+    """Train the runs without a record, cheapest first."""
+    cells = tables.cells_of_all(tables.parse_names(args.table), args.cells)
+    runs = [CellRun(cell, seed, out, args.epochs) for cell in cells for seed in range(args.seeds)]
+    options = run_options(args)
+    estimate = Estimate(records.read_all(out), options.at_once, hardware(environment(args.device)))
+    left = {run: estimate.seconds_left(run) for run in runs if not run.done}
     missing = sorted(left, key=lambda run: (left[run], run.seed))
     if args.dry_run:
         for run in missing:
@@ -118,32 +120,32 @@ def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
     if not missing:
         say(f"all {done} runs are recorded")
         return 0
-    rest = f"about {duration(sum(left.values()) / place.at_once)}, {place.at_once} at once{estimate.basis}"
+    rest = f"about {duration(sum(left.values()) / options.at_once)}, {options.at_once} at once{estimate.basis}"
     say(f"{done} of {len(runs)} runs are recorded; the rest takes {rest}")
     if args.dry_run:
         return 0
-    lost = check_place(missing, place, out)
+    lost = check_inputs(missing, options, out)
     keep_freed_memory()
-    pool = Pool(place, budget, console(), args.tidy, iterations.snapshots)
-    failures = lost | pool.run([run for run in missing if run.label not in lost], estimate.per_epoch)
+    pool = Pool(options, budget, console(), args.tidy, iterations.snapshots)
+    failures = lost | pool.run([run for run in missing if run.label not in lost], estimate.seconds_per_epoch)
     failures = {run.label: failures[run.label] for run in missing if run.label in failures and not run.done}
     done = sum(run.done for run in runs)
-    say(f"{done} of {len(runs)} runs are recorded" + ("" if done == len(runs) else "; the same command goes on"))
+    say(f"{done} of {len(runs)} runs are recorded" + ("" if done == len(runs) else "; the same command resumes"))
     for label, reason in failures.items():
         sys.stderr.write(f"dcil: {label} failed: {reason}\n")
     return 1 if failures else 0
 
 
-def check_place(runs: Sequence[Run], place: RunOptions, out: Path) -> dict[str, str]:
-    """Whatever would stop every run is said once, before any begins; label -> why, of those whose data is not there."""
+def check_inputs(runs: Sequence[CellRun], options: RunOptions, out: Path) -> dict[str, str]:
+    """Check the folder and the data sets before any run begins; return label -> reason of runs without data."""
     out.mkdir(parents=True, exist_ok=True)
     if not os.access(out, os.W_OK):
-        raise UserError(f"--out {out} cannot be written to")
+        raise UserError(f"--out must be a writable folder, {out} is not")
     lost: dict[str, str] = {}
     for dataset in dict.fromkeys(run.cell.dataset for run in runs):
         of_it = [run for run in runs if run.cell.dataset == dataset]
         try:
-            place.load(of_it[0].config().dataset, place.data_dir)
+            options.load(of_it[0].config().dataset, options.data_dir)
         except UserError as error:
             lost |= {run.label: str(error) for run in of_it}
             if len(lost) == len(runs):
@@ -151,27 +153,29 @@ def check_place(runs: Sequence[Run], place: RunOptions, out: Path) -> dict[str, 
     return lost
 
 
-def look_closely(args: argparse.Namespace, out: Path, budget: Budget) -> int:
-    """Accuracy after every iteration, for the cells of the paper's figure."""
+def record_traces(args: argparse.Namespace, out: Path, budget: Budget) -> int:
+    """Record the accuracy after every iteration, for the cells of the paper's figure."""
     cells = tables.select(iterations.CELLS, args.cells)
-    last = min(Run(cell, 0, out, args.epochs).config().total_epochs for cell in cells)
+    last = min(CellRun(cell, 0, out, args.epochs).config().total_epochs for cell in cells)
     if wrong := [epoch for epoch in args.at if not 1 <= epoch <= last]:
-        raise UserError(f"--at {wrong[0]}: there are epochs 1 to {last}")
-    wanted = [look for look in iterations.looks(out, cells, args.at, args.epochs) if not look.file.exists()]
+        raise UserError(f"--at must be within epochs 1 to {last}, got {wrong[0]}")
+    wanted = [trace for trace in iterations.choose_traces(out, cells, args.at, args.epochs) if not trace.file.exists()]
     if args.dry_run:
-        for look in wanted:
-            say(f"{look.run.label} epoch {look.epoch}: {look.needs}")
+        for trace in wanted:
+            say(f"{trace.run.label} epoch {trace.epoch}: {trace.training}")
         return 0
-    place, shown, takes = place_of(args), console(), 0.0
-    for look in wanted:
+    options, shown, takes = run_options(args), console(), 0.0
+    for trace in wanted:
         begun = time.monotonic()
         try:
             if not budget.allows(takes):
                 raise Stopped
-            iterations.look(look, place, budget, progress_lines(shown, look.run.label, look.run.config().total_epochs))
+            iterations.record_trace(
+                trace, options, budget, progress_lines(shown, trace.run.label, trace.run.config().total_epochs)
+            )
         except Stopped:
-            say("the budget is spent; the same command goes on")
+            say("the budget is spent; the same command resumes")
             return 0
         takes = time.monotonic() - begun
-        say(f"wrote {look.file}")
+        say(f"wrote {trace.file}")
     return 0

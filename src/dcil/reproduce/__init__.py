@@ -1,7 +1,8 @@
-"""The paper's tables: what was printed, what is trained for each number, the records of that, and the page about them.
+"""The paper's tables: printed numbers, the runs trained for them, their records, and the page that compares both.
 
-Reading order: paper (the printed numbers), cells (what to train for one), tables (cells by table), session (one run,
-watched by watch), pool (many runs within a time budget), record (what is kept of a run), compare and report (the page).
+Reading order: paper (printed numbers), cells (what is trained for one), tables (cells by table); session (one run,
+observed by probe), pool (many runs within a time budget), estimate (their time); records (what is kept of a run),
+matching, comparison; sections, mask_age, iterations, figures and report (the results page).
 """
 
 from __future__ import annotations

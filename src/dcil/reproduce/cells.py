@@ -1,4 +1,4 @@
-"""A cell: what is trained, with several seeds, to stand beside a number of the paper."""
+"""Cells: one configuration each, trained with several seeds to be compared with a printed number."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from typing import Any
 
 from dcil import METHODS
 from dcil.errors import unknown
-from dcil.reproduce.paper import Row
+from dcil.reproduce.paper import PrintedNumber
 from dcil.train import RECIPES, Config
 from dcil.train.recipes import scaled_epochs
 
-#: The paper's names for methods -> ours. What it quotes from others is the same method, trained here.
-METHOD = {"dpf-rerun": "dpf", "incremental": "gmp", "dense-quoted": "dense", "dcil-nokl": "dcil"}
-#: The authors' "ResNet-56" is a bottleneck network; methods quoted with the basic-block one keep that.
+#: The paper's names for methods -> names in METHODS. A method that the paper quotes is trained here like the others.
+METHOD_NAMES = {"dpf-rerun": "dpf", "incremental": "gmp", "dense-quoted": "dense", "dcil-nokl": "dcil"}
+#: The authors' "ResNet-56" is a bottleneck network; methods quoted with the basic-block network keep that one.
 BOTTLENECK, BASIC_BLOCK = {"resnet56": "resnet56-bottleneck"}, ("sfp", "fpgm", "mil")
-#: Epochs before the KL terms in the main tables: with these, a row of the warm-up table is a main cell.
-WARMUP = {"cifar10": 70, "cifar100": 70, "imagenet": 10}
-SOURCE = {"imagenet": "imagefolder"}
+#: Epochs before the KL terms in the main tables: with these, a number of the warm-up table belongs to a main cell.
+MAIN_WARMUP = {"cifar10": 70, "cifar100": 70, "imagenet": 10}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """``warmup``, ``target`` (epochs) and ``finetune`` (epochs) are None or 0 where the main recipe holds."""
+    """One configuration; ``warmup``, ``target`` and ``finetune`` (epochs) are None or 0 where the main recipe holds."""
 
     dataset: str
     model: str
@@ -36,7 +35,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """dense, dcil-0.95, dcil-nokl-filter0.4, dcil-0.95-target100, …"""
+        """Name within a network: dense, dcil-0.95, dcil-nokl-filter0.4, dcil-0.95-target100, …"""
         words = [self.method if self.kl else f"{self.method}-nokl"]
         if METHODS[self.method].prunes:
             words.append(f"{'' if self.granularity == 'weight' else self.granularity}{self.sparsity:g}")
@@ -51,7 +50,7 @@ class Cell:
 
     @property
     def dense(self) -> Cell:
-        """The unpruned network that this one is compared with."""
+        """The cell of the unpruned network that this one is compared with."""
         return Cell(self.dataset, self.model, "dense")
 
     @property
@@ -60,7 +59,7 @@ class Cell:
         return name if self.target is None else f"{name}-target{self.target}"
 
     def config(self, seed: int, epochs: int | None = None) -> Config:
-        """The recipe with what this cell changes; ``epochs`` shortens it for a trial."""
+        """Return the recipe with this cell's changes; ``epochs`` shortens it for a trial."""
         if self.recipe not in RECIPES:
             raise unknown("recipe", self.recipe, RECIPES, nearest_only=True)
         config = RECIPES[self.recipe](method=self.method)
@@ -75,27 +74,27 @@ class Cell:
         return config if epochs is None else replace(config, **scaled_epochs(config, epochs))
 
 
-def cell_of(row: Row, model: str | None = None) -> Cell | None:
-    """What is trained for a row; None for one that stands for two models, unless ``model`` says for which."""
-    model = model or row.model
+def cell_for(number: PrintedNumber, model: str | None = None) -> Cell | None:
+    """Return the cell to train for a number; None for a number of two models, unless ``model`` names one."""
+    model = model or number.model
     if model is None:
         return None
-    method = METHOD.get(row.method, row.method)
+    method = METHOD_NAMES.get(number.method, number.method)
     # Dense numbers quoted from those papers (not DPF's) are of the basic-block network too.
-    basic = method in BASIC_BLOCK or row.dense_source in [f"{name}-paper" for name in BASIC_BLOCK]
+    basic = method in BASIC_BLOCK or number.dense_source in [f"{name}-paper" for name in BASIC_BLOCK]
     model = model if basic else BOTTLENECK.get(model, model)
     if not METHODS[method].prunes:
-        return Cell(row.dataset, model, method)
-    usual = row.warmup_epochs in (None, WARMUP.get(row.dataset))
-    nokl = row.method == "dcil-nokl"
+        return Cell(number.dataset, model, method)
+    usual = number.warmup_epochs in (None, MAIN_WARMUP.get(number.dataset))
+    nokl = number.method == "dcil-nokl"
     return Cell(
-        dataset=row.dataset,
+        dataset=number.dataset,
         model=model,
         method=method,
-        sparsity=row.sparsity,
-        granularity=row.granularity,
+        sparsity=number.sparsity,
+        granularity=number.granularity,
         kl=not nokl,
-        warmup=None if usual or nokl else row.warmup_epochs,
-        target=row.target_epoch if method == "dcil" else None,
-        finetune=row.finetune_epochs,
+        warmup=None if usual or nokl else number.warmup_epochs,
+        target=number.target_epoch if method == "dcil" else None,
+        finetune=number.finetune_epochs,
     )

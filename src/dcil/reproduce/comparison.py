@@ -1,4 +1,4 @@
-"""Ours beside the paper's: which number of ours answers which printed one, and whether it is within two deviations."""
+"""Comparison with the paper: the measurements for each printed number, and whether they are within two deviations."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dcil.reproduce import paper, tables
-from dcil.reproduce.cells import Cell, cell_of
-from dcil.reproduce.paper import Row
+from dcil.reproduce.cells import Cell
+from dcil.reproduce.paper import PrintedNumber
 from dcil.reproduce.records import Record
 
-#: Metric of the paper -> (what it measures, the column it stands in). "single": the paper does not say last or best.
+#: Metric of the paper -> (quantity, column).
 QUANTITIES = {
     "top1": ("top-1", "last"),
     "top1_last": ("top-1", "last"),
@@ -29,8 +29,8 @@ COLUMNS = ("last", "best")
 
 
 @dataclass
-class Ours:
-    """The records, by cell."""
+class Measurements:
+    """Records by cell, and the quantities computed from them."""
 
     records: Sequence[Record]
     by_cell: dict[str, list[Record]] = field(init=False)
@@ -40,16 +40,16 @@ class Ours:
         for record in self.records:
             self.by_cell.setdefault(record.cell, []).append(record)
 
-    def of(self, cell: Cell) -> list[Record]:
+    def records_of(self, cell: Cell) -> list[Record]:
         return self.by_cell.get(cell.id, [])
 
     def values(self, cell: Cell, quantity: str, column: str) -> list[float]:
-        """A number per seed; none where something that it needs was not run."""
-        records = self.of(cell)
+        """Return a number per seed; none where a run that it needs is missing."""
+        records = self.records_of(cell)
         if quantity.startswith("std"):
             return [record.std for record in records]
         if quantity.startswith("time"):
-            return self.times(cell)
+            return self.relative_times(cell)
         pick = {
             ("top-1", "last"): lambda r: r.last,
             ("top-1", "best"): lambda r: r.best,
@@ -57,37 +57,38 @@ class Ours:
             ("top-5", "best"): lambda r: r.best_top5,
         }
         kind = quantity.partition(" ")[0]
-        found = [float(pick[kind, column](record)) for record in records]
+        values = [float(pick[kind, column](record)) for record in records]
         if not quantity.endswith("minus dense"):
-            return found
-        dense = [float(pick[kind, "last"](record)) for record in self.of(cell.dense)]
-        return [value - statistics.fmean(dense) for value in found] if dense else []
+            return values
+        dense = [float(pick[kind, "last"](record)) for record in self.records_of(cell.dense)]
+        return [value - statistics.fmean(dense) for value in values] if dense else []
 
-    def times(self, cell: Cell) -> list[float]:
-        """Whole training time of each run, relative to DPF with fine-tuning on the same hardware, beside as many."""
-        reference = self.of(dataclasses.replace(cell, method="dpf", kl=True, target=None, finetune=60))
-        beside = paces(reference)
-        found: list[float] = []
-        for record in self.of(cell):
-            ratios = [seconds / beside[where] for where, seconds in record.pace().items() if where in beside]
+    def relative_times(self, cell: Cell) -> list[float]:
+        """Return the training time of each run relative to DPF with fine-tuning, on equal hardware and runs at once."""
+        reference = self.records_of(dataclasses.replace(cell, method="dpf", kl=True, target=None, finetune=60))
+        of_reference = median_epoch_times(reference)
+        times: list[float] = []
+        for record in self.records_of(cell):
+            measured = record.seconds_per_epoch().items()
+            ratios = [seconds / of_reference[where] for where, seconds in measured if where in of_reference]
             if ratios:
                 epochs = [len(r.column("top1")) for r in (record, reference[0])]
-                found.append(statistics.median(ratios) * epochs[0] / epochs[1])
-        return found
+                times.append(statistics.median(ratios) * epochs[0] / epochs[1])
+        return times
 
 
-def paces(records: Iterable[Record]) -> dict[tuple[str, int], float]:
-    """(hardware, runs at once) -> seconds per epoch, the median over the records."""
-    found: dict[tuple[str, int], list[float]] = {}
+def median_epoch_times(records: Iterable[Record]) -> dict[tuple[str, int], float]:
+    """Map (hardware, runs at once) to seconds per epoch, the median over the records."""
+    measured: dict[tuple[str, int], list[float]] = {}
     for record in records:
-        for where, seconds in record.pace().items():
-            found.setdefault(where, []).append(seconds)
-    return {where: statistics.median(values) for where, values in found.items()}
+        for where, seconds in record.seconds_per_epoch().items():
+            measured.setdefault(where, []).append(seconds)
+    return {where: statistics.median(values) for where, values in measured.items()}
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of a table: one network and method, one quantity, by last and by best epoch."""
+class ComparisonRow:
+    """A row of a table: one network and method, one quantity, at the last and at the best epoch."""
 
     cells: tuple[Cell, ...]
     model: str
@@ -95,7 +96,7 @@ class Line:
     sparsity: float
     variant: str
     quantity: str
-    paper: dict[str, Row]
+    paper: dict[str, PrintedNumber]
     ours: dict[str, list[float]]
     to_dense: list[float]
     notes: tuple[str, ...]
@@ -104,59 +105,60 @@ class Line:
     def runs(self) -> int:
         return max(map(len, self.ours.values()))
 
-    def mark(self, column: str) -> str:
-        """within, above or below the paper's mean ± 2 std; nothing where one side is missing."""
-        row, ours = self.paper.get(column), self.ours[column]
-        if row is None or row.mean is None or row.std is None or not ours:
+    def verdict(self, column: str) -> str:
+        """Return within, above or below for the paper's mean ± 2 std; the empty string where one side is missing."""
+        printed, ours = self.paper.get(column), self.ours[column]
+        if printed is None or printed.mean is None or printed.std is None or not ours:
             return ""
-        off = statistics.fmean(ours) - row.mean
-        if abs(off) <= 2 * row.std + 1e-9:
+        difference = statistics.fmean(ours) - printed.mean
+        if abs(difference) <= 2 * printed.std + 1e-9:
             return "within"
-        return "above" if off > 0 else "below"
+        return "above" if difference > 0 else "below"
 
 
-def lines(table: str, ours: Ours) -> list[Line]:
-    """The lines of one of the paper's tables, in its order."""
-    groups: dict[tuple[str, str, float, str, str, str], dict[str, Row]] = {}
-    for row in paper.rows():
-        if row.table == table:
-            quantity, column = QUANTITIES[row.metric]
-            column = "best" if row.basis == "best" else column
-            key = (row.model or "", row.method, row.sparsity, variant(row), quantity, row.dense_source)
-            groups.setdefault(key, {})[column] = row
-    return [line(key[4], found, ours) for key, found in groups.items()]
+def comparison_rows(table: str, ours: Measurements) -> list[ComparisonRow]:
+    """Return the rows of one of the paper's tables, in its order."""
+    groups: dict[tuple[str, str, float, str, str, str], dict[str, PrintedNumber]] = {}
+    for number in paper.numbers():
+        if number.table == table:
+            quantity, column = QUANTITIES[number.metric]
+            column = "best" if number.basis == "best" else column
+            key = (number.model or "", number.method, number.sparsity, variant(number), quantity, number.dense_source)
+            groups.setdefault(key, {})[column] = number
+    return [comparison_row(key[4], numbers, ours) for key, numbers in groups.items()]
 
 
-def line(quantity: str, rows: dict[str, Row], ours: Ours) -> Line:
-    row = next(iter(rows.values()))
-    models = tables.SHARED_MODELS if row.model is None else (row.model,)
-    cells = tuple(cell for model in models if (cell := cell_of(row, model)) is not None)
+def comparison_row(quantity: str, numbers: dict[str, PrintedNumber], ours: Measurements) -> ComparisonRow:
+    """Put the measurements of one quantity beside its printed numbers, by column."""
+    number = next(iter(numbers.values()))
+    cells = tuple(tables.cells_for(number))
     values = {c: [ours.values(cell, quantity, c) for cell in cells] for c in COLUMNS}
-    plain = quantity == "top-1" and cells[0] != cells[0].dense
-    return Line(
+    pruned_top1 = quantity == "top-1" and cells[0] != cells[0].dense
+    notes = (note for cell in cells for r in ours.records_of(cell) for note in r.raw["summary"]["notes"])
+    return ComparisonRow(
         cells=cells,
-        model=" and ".join(models),
-        method=row.method,
-        sparsity=row.sparsity,
-        variant=variant(row),
+        model=" and ".join(tables.SHARED_MODELS) if number.model is None else number.model,
+        method=number.method,
+        sparsity=number.sparsity,
+        variant=variant(number),
         quantity=quantity,
-        paper=rows,
-        # A row that stands for two networks needs both.
-        ours={c: [v for one in found for v in one] if all(found) else [] for c, found in values.items()},
-        to_dense=ours.values(cells[0], "top-1 minus dense", "last") if plain else [],
-        notes=tuple(dict.fromkeys(n for cell in cells for r in ours.of(cell) for n in r.raw["summary"]["notes"])),
+        paper=numbers,
+        # A number of two networks needs the runs of both.
+        ours={c: [v for one in by_cell for v in one] if all(by_cell) else [] for c, by_cell in values.items()},
+        to_dense=ours.values(cells[0], "top-1 minus dense", "last") if pruned_top1 else [],
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def variant(row: Row) -> str:
-    """What sets a row apart in the studies of warm-up and convergence."""
+def variant(number: PrintedNumber) -> str:
+    """Name the settings that distinguish a number in the studies of warm-up and convergence."""
     words = []
-    if row.warmup_epochs is not None:
-        words.append(f"KL from epoch {row.warmup_epochs}")
-    if row.target_epoch is not None:
-        words.append(f"target epoch {row.target_epoch}")
-    if row.finetune_epochs:
-        words.append(f"{row.finetune_epochs} epochs of fine-tuning")
-    if row.dense_source:
-        words.append(f"as in {row.dense_source}")
+    if number.warmup_epochs is not None:
+        words.append(f"KL from epoch {number.warmup_epochs}")
+    if number.target_epoch is not None:
+        words.append(f"target epoch {number.target_epoch}")
+    if number.finetune_epochs:
+        words.append(f"{number.finetune_epochs} epochs of fine-tuning")
+    if number.dense_source:
+        words.append(f"as in {number.dense_source}")
     return ", ".join(words)

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LINE = 1.2
+LINE_WIDTH = 1.2
 
 
-def iterations(epoch: int, looks: Sequence[Mapping[str, Any]]) -> Picture:
+def iterations(epoch: int, traces: Sequence[Mapping[str, Any]]) -> Picture:
     """Draw top-1 after every iteration of one epoch, with thin lines where masks changed."""
     # A cell keeps its style whichever others were recorded.
-    style = styles(list(dict.fromkeys([*(cell.id for cell in CELLS), *(look["cell"] for look in looks)])))
+    style = styles(list(dict.fromkeys([*(cell.id for cell in CELLS), *(trace["cell"] for trace in traces)])))
 
     def draw(axes: Axes) -> None:
-        for look in sorted(looks, key=lambda look: list(style).index(look["cell"])):
-            steps = range(1, len(look["top1"]) + 1)
-            label = f"{look['cell'].split('/')[-1]}, seed {look['seed']}"
-            plot_line(axes, steps, look["top1"], style[look["cell"]], LINE, label)
-        for step, *_ in looks[0]["updates"]:
+        for trace in sorted(traces, key=lambda trace: list(style).index(trace["cell"])):
+            steps = range(1, len(trace["top1"]) + 1)
+            label = f"{trace['cell'].split('/')[-1]}, seed {trace['seed']}"
+            plot_line(axes, steps, trace["top1"], style[trace["cell"]], LINE_WIDTH, label)
+        for step, *_ in traces[0]["updates"]:
             axes.axvline(step, color=INK, linewidth=0.4, alpha=0.3)
         axes.set_xlabel("iteration of the epoch")
         axes.set_ylabel("test top-1, %")
@@ -55,7 +55,7 @@ def flips(title: str, file: str, cells: Mapping[str, Sequence[Record]]) -> Pictu
             epochs = [epoch for epoch, value in enumerate(curve, start=1) if value]
             values = [value for value in curve if value]
             if values:
-                plot_line(axes, epochs, values, style[name], LINE, name)
+                plot_line(axes, epochs, values, style[name], LINE_WIDTH, name)
                 drawn += values
         if drawn:
             log_scale(axes, drawn)

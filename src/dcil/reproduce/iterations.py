@@ -1,8 +1,7 @@
-"""Accuracy after every iteration of an epoch: the paper's figure of the drops that mask changes cause."""
+"""Iteration traces: accuracy after every iteration of an epoch, as in the paper's figure of drops at mask changes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from dcil.reproduce import records
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.pool import Budget
 from dcil.reproduce.probe import top1
-from dcil.reproduce.session import Run, RunOptions, keep_checkpoint, resume_run, snapshot
+from dcil.reproduce.session import CellRun, RunOptions, keep_checkpoint, resume_run, snapshot
 from dcil.runs.environment import environment
 from dcil.runs.progress import Progress
 from dcil.train import Trainer
@@ -25,7 +24,7 @@ from dcil.train.trainer import reseed
 
 FORMAT = "dcil iterations 1"
 EPOCHS = (120, 200)  # the paper's figure, counted from 1
-SEEDS = 10  # of a cell, that may have left a snapshot
+SEEDS = 10  # of a cell, that are searched for a snapshot
 CELLS = (
     Cell("cifar10", "resnet20", "dpf", 0.95),
     Cell("cifar10", "resnet20", "dcil", 0.95, kl=False),
@@ -33,16 +32,16 @@ CELLS = (
 )
 
 
-def snapshots(run: Run) -> tuple[int, ...]:
-    """The epochs before which runs of the figure's cells keep a copy of their checkpoint, for this analysis."""
+def snapshots(run: CellRun) -> tuple[int, ...]:
+    """Return the epochs after which a run of the figure's cells keeps a copy of its checkpoint, for its traces."""
     return tuple(epoch - 1 for epoch in EPOCHS) if run.cell in CELLS else ()
 
 
 @dataclass(frozen=True)
-class Look:
-    """One cell through one epoch (from 1)."""
+class IterationTrace:
+    """One epoch (from 1) of one run."""
 
-    run: Run
+    run: CellRun
     epoch: int
 
     @property
@@ -50,59 +49,62 @@ class Look:
         return self.run.out / "iterations" / f"{self.run.label.replace('/', '-')}-epoch{self.epoch}.json"
 
     @property
-    def needs(self) -> str:
-        """What must be done before it, in words."""
+    def training(self) -> str:
+        """The training that it takes, in words."""
         if self.epoch == 1 or snapshot(self.run.folder.path, self.epoch - 1).exists():
             return "one epoch"
         return f"up to {self.epoch - 1} epochs of training, then one"
 
 
-def looks(out: Path, cells: Sequence[Cell], epochs: Sequence[int], trial: int | None = None) -> list[Look]:
-    """One per cell and epoch: the one there is, or one that only needs a snapshot that is there, or seed 0's."""
+def choose_traces(
+    out: Path, cells: Sequence[Cell], epochs: Sequence[int], trial: int | None = None
+) -> list[IterationTrace]:
+    """Choose one per cell and epoch: a recorded one, else one that has a snapshot, else that of seed 0."""
 
-    def first(cell: Cell, epoch: int) -> Look:
-        seeds = [Look(Run(cell, seed, out, trial), epoch) for seed in range(SEEDS)]
-        there = [look for look in seeds if look.file.exists()]
-        ready = [look for look in seeds if snapshot(look.run.folder.path, epoch - 1).exists()]
-        return (there + ready + seeds)[0]
+    def choose(cell: Cell, epoch: int) -> IterationTrace:
+        seeds = [IterationTrace(CellRun(cell, seed, out, trial), epoch) for seed in range(SEEDS)]
+        recorded = [trace for trace in seeds if trace.file.exists()]
+        ready = [trace for trace in seeds if snapshot(trace.run.folder.path, epoch - 1).exists()]
+        return (recorded + ready + seeds)[0]
 
-    return [first(cell, epoch) for cell in cells for epoch in sorted(epochs)]
+    return [choose(cell, epoch) for cell in cells for epoch in sorted(epochs)]
 
 
-def look(wanted: Look, place: RunOptions, budget: Budget, progress: Progress) -> None:
-    """Bring the run to the beginning of the epoch, go through it, write what was seen."""
-    run = reach(wanted, place, budget, progress)
+def record_trace(trace: IterationTrace, options: RunOptions, budget: Budget, progress: Progress) -> None:
+    """Train the run to the beginning of the epoch, evaluate after each iteration of the epoch, write the trace."""
+    run = train_to_epoch(trace, options, budget, progress)
     config = run.config()
-    with PROCESS_LOCK:  # other runs of this process draw from the same random numbers
-        trainer = Trainer.build(config, place.load(config.dataset, place.data_dir), place.device, place.speed)
-    epoch, steps = wanted.epoch - 1, trainer.loader.steps
+    with PROCESS_LOCK:  # other runs of this process share the random state
+        trainer = Trainer.build(config, options.load(config.dataset, options.data_dir), options.device, options.speed)
+    epoch, steps = trace.epoch - 1, trainer.loader.steps
     if epoch > 0:
         run.folder.restore(trainer.net, trainer.optimizer, snapshot(run.folder.path, epoch))
     reseed(trainer.config.seed, epoch + 1)  # as Trainer.epoch does: the same epoch as the run's own
     trainer.net.train()
-    seen: list[Tensor] = []
+    accuracy: list[Tensor] = []
     updates: list[list[Any]] = []
     for i, update in enumerate(trainer.engine.epoch(epoch, lambda i: trainer.config.lr_at(epoch + i / steps))):
-        seen.append(top1(trainer.net, trainer.loader, trainer.engine.speed))
+        accuracy.append(top1(trainer.net, trainer.loader, trainer.engine.speed))
         if update is not None:
             updates.append([i + 1, *update.changes.tolist()])
-    found = {
+    content = {
         "format": FORMAT,
         "cell": run.cell.id,
         "seed": run.seed,
-        "epoch": wanted.epoch,
+        "epoch": trace.epoch,
         "config": run.folder.record(),
-        "code": records.code(),
-        "environment": environment(place.device) | trainer.engine.speed.record(trainer.engine.name),
-        "top1": [round(v, 4) for v in torch.stack(seen).tolist()],
+        "code": records.code_version(),
+        "environment": environment(options.device) | trainer.engine.speed.record(trainer.engine.name),
+        "top1": [round(v, 4) for v in torch.stack(accuracy).tolist()],
         "updates": updates,
     }
-    records.write(wanted.file, found)
+    records.write(trace.file, content)
 
 
-def reach(wanted: Look, place: RunOptions, budget: Budget, progress: Progress) -> Run:
-    """A run with a checkpoint at the beginning of the epoch: the cell's own, or one of its own if that went past it."""
-    before, run = wanted.epoch - 1, wanted.run
+def train_to_epoch(trace: IterationTrace, options: RunOptions, budget: Budget, progress: Progress) -> CellRun:
+    """Return a run with a checkpoint at the beginning of the epoch: the cell's own run, or a second one if that is
+    past it."""
+    before, run = trace.epoch - 1, trace.run
     if snapshot(run.folder.path, before).exists():
         return run
     if run.done or run.folder.summary() is not None or len(run.folder.metrics()) > before:
@@ -110,27 +112,29 @@ def reach(wanted: Look, place: RunOptions, budget: Budget, progress: Progress) -
         if snapshot(run.folder.path, before).exists():
             return run
 
-    def watching(epoch: int, part: float, row: dict[str, Any] | None) -> None:
+    def progress_within_budget(epoch: int, part: float, row: dict[str, Any] | None) -> None:
         progress(epoch, part, row)
         if row is not None and not budget.allows(row["seconds"]):
             raise Stopped
 
-    resume_run(run, place, watching, [e - 1 for e in EPOCHS if e > 1] + [before], until=before)
-    if before > 0 and not snapshot(run.folder.path, before).exists():  # it had been stopped just there
+    resume_run(run, options, progress_within_budget, [e - 1 for e in EPOCHS if e > 1] + [before], until=before)
+    if before > 0 and not snapshot(run.folder.path, before).exists():  # it had been stopped at this epoch
         keep_checkpoint(run.folder.path, before)
     return run
 
 
+def read(file: Path) -> dict[str, Any]:
+    """Read and check an iteration trace."""
+    with records.naming_record(file):
+        trace = records.read_json(file, FORMAT)
+        if len(trace["top1"]) < 1:
+            raise ValueError("it must have at least one iteration")
+        if not all(1 <= step <= len(trace["top1"]) for step, _, _ in trace["updates"]):
+            raise ValueError("its mask changes must be within its iterations")
+        _ = str(trace["cell"]), int(trace["seed"]), int(trace["epoch"]), trace["config"]["method"]["epoch_steps"]
+        return trace
+
+
 def read_all(out: Path) -> list[dict[str, Any]]:
-    """Every look below ``out``, by name of the file."""
-    found = []
-    for file in sorted((out / "iterations").glob("*.json")):
-        with records.naming(file):
-            look = json.loads(file.read_text(encoding="utf-8"))
-            if look["format"] != FORMAT or len(look["top1"]) < 1:
-                raise ValueError(f"it is not a {FORMAT}")
-            if not all(1 <= step <= len(look["top1"]) for step, _, _ in look["updates"]):
-                raise ValueError("it has mask changes after its last iteration")
-            _ = str(look["cell"]), int(look["seed"]), int(look["epoch"]), look["config"]["method"]["epoch_steps"]
-            found.append(look)
-    return found
+    """Read every trace below ``out``, in the order of file names."""
+    return [read(file) for file in sorted((out / "iterations").glob("*.json"))]

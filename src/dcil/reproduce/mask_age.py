@@ -1,5 +1,8 @@
-"""How old the masks were when an epoch was evaluated: epochs end at any point between two mask changes, so the accuracy
-of a method that suffers from changes depends on where its last epoch happens to end."""
+"""Accuracy by the age of the masks when an epoch was evaluated.
+
+Epochs end at any point between two mask changes, so the accuracy of a method that loses accuracy at a change depends on
+where its last epoch ends.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,22 @@ from collections.abc import Iterable, Sequence
 from dcil.report.formatting import NONE, number
 from dcil.report.page import Heading, MarkdownBlock, Paragraph, Table, TableRow
 from dcil.reproduce.cells import Cell
-from dcil.reproduce.comparison import Ours
+from dcil.reproduce.comparison import Measurements
 from dcil.reproduce.records import Record
 
-SHARE = 5  # of the epochs, the last one in so many
+LAST_PART = 5  # the last fifth of the epochs counts
 CLASSES = ((0, 1 / 8), (1 / 8, 1 / 4), (1 / 4, 1 / 2), (1 / 2, 1))  # of the steps between two changes
 
 
-def blocks(ours: Ours, run: Sequence[Cell]) -> list[MarkdownBlock]:
+def blocks(ours: Measurements, cells: Sequence[Cell]) -> list[MarkdownBlock]:
+    """Return the section of the results page."""
     rows = []
-    for cell in run:
-        found = [pair for record in ours.of(cell) for pair in by_age(record)]
-        if found:
-            every = ours.of(cell)[0].raw["config"]["method"]["every"]
-            means = [mean(top1 for age, top1 in found if low <= age / every < high) for low, high in CLASSES]
-            rows.append(TableRow((cell.id, str(every), *means, str(found[-1][0]))))
+    for cell in cells:
+        pairs = [pair for record in ours.records_of(cell) for pair in by_age(record)]
+        if pairs:
+            every = ours.records_of(cell)[0].raw["config"]["method"]["every"]
+            means = [mean(top1 for age, top1 in pairs if low <= age / every < high) for low, high in CLASSES]
+            rows.append(TableRow((cell.id, str(every), *means, str(pairs[-1][0]))))
     headings = ("Cell", "Steps from change to change", "First eighth", "Second eighth", "Second quarter", "Second half")
     return [
         Heading("The age of the masks when an epoch ends"),
@@ -36,14 +40,14 @@ def blocks(ours: Ours, run: Sequence[Cell]) -> list[MarkdownBlock]:
 
 
 def by_age(record: Record) -> list[tuple[int, float]]:
-    """(steps since the last change, top-1) of those of the last epochs in which masks changed every so many steps."""
+    """Return (steps since the last change, top-1) of the last epochs in which masks changed at regular steps."""
     method, top1, updates = record.raw["config"]["method"], record.column("top1"), record.column("updates")
     every, steps = method.get("every", 1), method["epoch_steps"]
-    epochs = range(len(top1) - len(top1) // SHARE + 1, len(top1) + 1)
+    epochs = range(len(top1) - len(top1) // LAST_PART + 1, len(top1) + 1)
     regular = [epoch for epoch in epochs if every > 1 and abs((updates[epoch - 1] or 0) - steps / every) < 1]
     return [(epoch * steps % every, top1[epoch - 1]) for epoch in regular]
 
 
 def mean(values: Iterable[float]) -> str:
-    found = list(values)
-    return number(statistics.fmean(found)) if found else NONE
+    listed = list(values)
+    return number(statistics.fmean(listed)) if listed else NONE

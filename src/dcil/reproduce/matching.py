@@ -1,4 +1,4 @@
-"""Does a record belong to its cell? One of another recipe, or of older settings, must not be counted with it."""
+"""Check that a record matches the recipe of its cell: records of other settings must not be counted with it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from dcil.reproduce.cells import Cell
-from dcil.reproduce.estimate import plan
+from dcil.reproduce.estimate import cached_config
 from dcil.train.config import to_json
 
 
-def fits(found: Mapping[str, Any], cell: Cell, trial: int | None) -> bool:
-    """Was a recorded config that of the cell today, with all the settings of its method?"""
-    config = dataclasses.replace(plan(cell, trial), seed=found["seed"])
-    method = config.build_method(found["method"]["epoch_steps"])
-    wanted = json.loads(to_json(config, method, found["classes"], found["shape"]))
-    return same(found, wanted) and same(found["method"], wanted["method"])
+def matches_recipe(recorded: Mapping[str, Any], cell: Cell, trial: int | None) -> bool:
+    """Compare a recorded config with the cell's present one, the method's settings included."""
+    config = dataclasses.replace(cached_config(cell, trial), seed=recorded["seed"])
+    method = config.build_method(recorded["method"]["epoch_steps"])
+    present = json.loads(to_json(config, method, recorded["classes"], recorded["shape"]))
+    return settings_equal(recorded, present) and settings_equal(recorded["method"], present["method"])
 
 
-def same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Settings that a record does not have yet came later."""
-    return all(found[name] == value for name, value in wanted.items() if name in found and name != "method")
+def settings_equal(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
+    """Compare the settings that the record has; others were added to the package after it was written."""
+    return all(recorded[name] == value for name, value in present.items() if name in recorded and name != "method")

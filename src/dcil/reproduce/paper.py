@@ -9,9 +9,11 @@ from importlib import resources
 
 
 @dataclass(frozen=True)
-class Row:
-    """One printed number. Accuracies in percent; ``quoted`` from another paper; ``suspect``: the paper disagrees
-    with itself there, and ``note`` says how."""
+class PrintedNumber:
+    """One number of one of the paper's tables. Accuracies are in percent.
+
+    ``quoted``: taken by the paper from another one. ``suspect``: the paper contradicts itself there; ``note`` says how.
+    """
 
     table: str
     dataset: str
@@ -33,7 +35,7 @@ class Row:
 
 
 @cache
-def rows() -> tuple[Row, ...]:
-    """All of them, in the paper's order."""
+def numbers() -> tuple[PrintedNumber, ...]:
+    """Return all printed numbers, in the paper's order."""
     text = resources.files("dcil.reproduce").joinpath("paper.json").read_text(encoding="utf-8")
-    return tuple(Row(**row) for row in json.loads(text))
+    return tuple(PrintedNumber(**fields) for fields in json.loads(text))

@@ -1,4 +1,4 @@
-"""Many runs, several at once, within a time budget. Whatever is stopped goes on with the same command."""
+"""Many runs, several at once, within a time budget; the same command resumes what was stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dcil.reproduce.session import Run, RunOptions, resume_run
+from dcil.reproduce.session import CellRun, RunOptions, resume_run
 from dcil.runs.progress import progress_lines
 from dcil.train.parallel import Stopped, run_jobs
 
@@ -22,7 +22,7 @@ Clock = Callable[[], float]
 
 @dataclass
 class Budget:
-    """Time until a moment on a clock; an epoch that would not end before it is not begun."""
+    """A deadline on a clock; an epoch that would not end before it is not begun."""
 
     end: float = float("inf")
     clock: Clock = time.monotonic
@@ -38,30 +38,32 @@ class Budget:
 
 @dataclass
 class Pool:
-    place: RunOptions
+    """Trains runs in parallel until they are done or the budget is spent."""
+
+    options: RunOptions
     budget: Budget
     console: Console
     tidy: bool = False
-    snapshots: Callable[[Run], Sequence[int]] = lambda run: ()
+    snapshots: Callable[[CellRun], Sequence[int]] = lambda run: ()
 
-    def run(self, runs: Sequence[Run], per_epoch: Callable[[Run], float]) -> dict[str, str]:
-        """Train the runs in their order; label -> why, of those that failed."""
-        jobs = {run.label: partial(self.one, run, per_epoch(run)) for run in runs}
-        return run_jobs(jobs, self.place.at_once, self.place.device, self.budget.over, self.console)
+    def run(self, runs: Sequence[CellRun], epoch_seconds: Callable[[CellRun], float]) -> dict[str, str]:
+        """Train the runs in their order; return label -> reason of those that failed."""
+        jobs = {run.label: partial(self.run_one, run, epoch_seconds(run)) for run in runs}
+        return run_jobs(jobs, self.options.at_once, self.options.device, self.budget.over, self.console)
 
-    def one(self, run: Run, epoch_seconds: float) -> None:
+    def run_one(self, run: CellRun, epoch_seconds: float) -> None:
         if not self.budget.allows(2 * epoch_seconds):  # the first epoch of a session takes longer
             return
-        resume_run(run, self.place, self.watching(run), self.snapshots(run))
+        resume_run(run, self.options, self.progress(run), self.snapshots(run))
         if self.tidy:
-            clear(run)
+            remove_working_files(run)
 
-    def watching(self, run: Run) -> Callable[[int, float, dict[str, Any] | None], None]:
-        """The progress callback: shows, and stops the run at the end of an epoch when there is no time for another."""
+    def progress(self, run: CellRun) -> Callable[[int, float, dict[str, Any] | None], None]:
+        """Return the callback that shows progress and stops the run when there is no time for another epoch."""
         show = progress_lines(self.console, run.label, run.config().total_epochs)
 
         def progress(epoch: int, part: float, row: dict[str, Any] | None) -> None:
-            if not self.budget.allows(0):  # also in the middle of an epoch that takes longer than was thought
+            if not self.budget.allows(0):  # also within an epoch that takes longer than estimated
                 raise Stopped
             show(epoch, part, row)
             if row is not None and not self.budget.allows(MARGIN * row["seconds"]):
@@ -70,8 +72,8 @@ class Pool:
         return progress
 
 
-def clear(run: Run) -> None:
-    """Remove the working folder of a recorded run, except what the analysis of iterations starts from."""
+def remove_working_files(run: CellRun) -> None:
+    """Remove the working folder of a recorded run, except the snapshots that `iterations` starts from."""
     kept = list(run.folder.path.glob("at*.safetensors"))
     if not kept:
         shutil.rmtree(run.folder.path)

@@ -1,5 +1,7 @@
-"""Mask probe: what mask updates do, seen from beside the training: accuracy around a change, and how long revived
-weights stay. Nothing here changes the training, and nothing waits for the device until it is asked."""
+"""Mask probe: accuracy around mask updates, and the lifetimes of revived weights, observed during training.
+
+The probe changes nothing in the training, and synchronises with the device only in `observations`.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from dcil.engine import PROCESS_LOCK, EngineSettings
 from dcil.engine.eager import autocast
 from dcil.runs.atomic import write_atomically
 
-EVERY = 5  # epochs between looks at the accuracy around a change: two evaluations each
-EDGES = [2**k for k in range(1, 24)]  # stays are counted in classes of steps: 1, 2-3, 4-7, …
+EVERY = 5  # epochs between updates whose effect on the accuracy is measured: two evaluations each
+EDGES = [2**k for k in range(1, 24)]  # lifetimes are counted in classes of steps: 1, 2-3, 4-7, …
 TEST_BATCH = 2000
 NEVER = -1
 
@@ -29,28 +31,28 @@ NEVER = -1
 class MaskProbe:
     """Observes every mask update of a network.
 
-    ``born`` holds for every weight the step at which it was last revived, NEVER for one that was not; a stay ends
-    when the weight is dropped again.
+    ``revived_at`` holds for every weight the step at which it was last revived, or NEVER. A lifetime lasts from
+    there to the step that drops the weight again.
     """
 
     def __init__(self, net: SparseNet, loader: Batches, speed: EngineSettings) -> None:
         self.net, self.loader, self.speed = net, loader, speed
-        self.born = torch.full_like(self.masks(), NEVER, dtype=torch.int32)
-        self.stays = torch.zeros(len(EDGES) + 1, dtype=torch.long, device=self.born.device)
-        self.edges = torch.tensor(EDGES, dtype=torch.int32, device=self.born.device)
-        self.steps_stayed = torch.zeros((), dtype=torch.double, device=self.born.device)
-        self.looks: list[tuple[int, int, Tensor]] = []  # epoch, step, (before, after) in percent
-        self.whole = True  # since the first step?
+        self.revived_at = torch.full_like(self.masks(), NEVER, dtype=torch.int32)
+        self.lifetimes = torch.zeros(len(EDGES) + 1, dtype=torch.long, device=self.revived_at.device)
+        self.edges = torch.tensor(EDGES, dtype=torch.int32, device=self.revived_at.device)
+        self.steps_stayed = torch.zeros((), dtype=torch.double, device=self.revived_at.device)
+        self.changes: list[tuple[int, int, Tensor]] = []  # epoch, step, top-1 (before, after)
+        self.complete = True  # observed since the first step
         self.chosen: int | None = None
-        self.seen: Tensor | None = None  # the masks as the last update left them
+        self.last_masks: Tensor | None = None  # after the last update
         self.epoch = 0
-        self._before: Tensor | None = None  # top-1 before the update that is looked at
+        self._before: Tensor | None = None  # top-1 before the chosen update
         net.add_observer(self)
 
     def begin(self, epoch: int, steps: int) -> None:
-        """Before epoch number ``epoch`` (from 0) of ``steps`` steps: choose the update to look at, if any.
+        """Choose the update to measure in epoch ``epoch`` (from 0) of ``steps`` steps, if any.
 
-        One in the middle of the epoch: the first may also prune more, since the sparsity grows by epoch.
+        It is in the middle of the epoch: the first may also prune more, since the sparsity grows by epoch.
         """
         self.epoch, self.chosen = epoch + 1, None
         if (epoch + 1) % EVERY == 0:
@@ -61,7 +63,7 @@ class MaskProbe:
     @torch.no_grad()
     def before_update(self, step: int) -> None:
         """Remember the masks and, at the chosen update, the accuracy with them."""
-        self.seen = self.masks() if self.seen is None else self.seen  # nothing else changes masks
+        self.last_masks = self.masks() if self.last_masks is None else self.last_masks  # nothing else changes masks
         self._before = top1(self.net, self.loader, self.speed) if step == self.chosen else None
 
     @torch.no_grad()
@@ -69,47 +71,52 @@ class MaskProbe:
         """Compare with the masks before, and with the accuracy where it was measured."""
         if self._before is not None:
             after = top1(self.net, self.loader, self.speed)
-            self.looks.append((self.epoch, update.step, torch.stack([self._before, after])))
-        assert self.seen is not None
-        old, self.seen = self.seen, self.masks()
-        self.count(old, self.seen, update.step)
+            self.changes.append((self.epoch, update.step, torch.stack([self._before, after])))
+        assert self.last_masks is not None
+        old, self.last_masks = self.last_masks, self.masks()
+        self.count(old, self.last_masks, update.step)
 
     def count(self, old: Tensor, new: Tensor, step: int) -> None:
-        ended = old & ~new & (self.born != NEVER)
-        stayed = step - self.born
-        self.stays.index_add_(0, torch.bucketize(stayed, self.edges, right=True), ended.long())
-        self.steps_stayed += (stayed * ended).sum()
-        self.born.copy_(torch.where(new, torch.where(old, self.born, step), NEVER))
+        """Count the lifetimes that end with this update, and begin those of revived weights."""
+        ended = old & ~new & (self.revived_at != NEVER)
+        lifetime = step - self.revived_at
+        self.lifetimes.index_add_(0, torch.bucketize(lifetime, self.edges, right=True), ended.long())
+        self.steps_stayed += (lifetime * ended).sum()
+        self.revived_at.copy_(torch.where(new, torch.where(old, self.revived_at, step), NEVER))
 
     def masks(self) -> Tensor:
         return torch.cat([mask.flatten() for mask in self.net.masks.values()])
 
-    def found(self) -> dict[str, Any]:
-        """What was seen (waits for the device)."""
+    def observations(self) -> dict[str, Any]:
+        """Return what was observed (waits for the device)."""
         return {
-            "looks": [[epoch, step, *(round(v, 4) for v in pair.tolist())] for epoch, step, pair in self.looks],
+            "looks": [[epoch, step, *(round(v, 4) for v in pair.tolist())] for epoch, step, pair in self.changes],
             "stays": None
-            if not self.whole
+            if not self.complete
             else {
                 "at_least": [1, *EDGES],
-                "ended": self.stays.tolist(),
+                "ended": self.lifetimes.tolist(),
                 "steps_stayed": self.steps_stayed.item(),
-                "still_there": int((self.born != NEVER).sum()),
+                "still_there": int((self.revived_at != NEVER).sum()),
             },
         }
 
-    # -- a run that is interrupted goes on counting ---------------------------------------------------------------
+    # -- saved and restored with the checkpoints of a run ---------------------------------------------------------
 
     def save(self, folder: Path, epoch: int) -> None:
-        """Written before the checkpoint of the same epoch, the one before is kept: one of them always fits it."""
-        tensors = {"born": self.born.cpu(), "stays": self.stays.cpu(), "steps_stayed": self.steps_stayed.cpu()}
-        header = {"found": json.dumps(self.found())}
+        """Write the state before the checkpoint of the same epoch; the previous file is kept, so one always fits it."""
+        tensors = {
+            "born": self.revived_at.cpu(),
+            "stays": self.lifetimes.cpu(),
+            "steps_stayed": self.steps_stayed.cpu(),
+        }
+        header = {"found": json.dumps(self.observations())}
         write_atomically(file_at(folder, epoch), lambda draft: save_file(tensors, draft, header))
         for old in sorted(folder.glob("watch-*.safetensors"), key=epoch_of)[:-2]:
             old.unlink()
 
     def restore(self, folder: Path, epoch: int) -> None:
-        """Go on counting after ``epoch`` epochs; without the file of that epoch, stays are not known any more."""
+        """Restore the state after ``epoch`` epochs; without its file, lifetimes are recorded as unknown."""
         for newer in folder.glob("watch-*.safetensors"):
             if epoch_of(newer) > epoch:
                 newer.unlink()
@@ -117,15 +124,15 @@ class MaskProbe:
             return
         try:
             with safe_open(file_at(folder, epoch), "pt") as opened:
-                self.born.copy_(opened.get_tensor("born"))
-                self.stays.copy_(opened.get_tensor("stays"))
+                self.revived_at.copy_(opened.get_tensor("born"))
+                self.lifetimes.copy_(opened.get_tensor("stays"))
                 self.steps_stayed.copy_(opened.get_tensor("steps_stayed"))
-                found = json.loads(opened.metadata()["found"])
+                observed = json.loads(opened.metadata()["found"])
         except (OSError, SafetensorError):
-            self.whole = False
+            self.complete = False
             return
-        self.whole = found["stays"] is not None
-        self.looks = [(e, step, torch.tensor(pair, dtype=torch.double)) for e, step, *pair in found["looks"]]
+        self.complete = observed["stays"] is not None
+        self.changes = [(e, step, torch.tensor(pair, dtype=torch.double)) for e, step, *pair in observed["looks"]]
 
 
 def file_at(folder: Path, epoch: int) -> Path:
@@ -136,18 +143,18 @@ def epoch_of(file: Path) -> int:
     return int(file.stem.removeprefix("watch-"))
 
 
-def read_found(folder: Path, epoch: int) -> dict[str, Any] | None:
-    """What the watch of a run had seen after ``epoch`` epochs, None if there was no watch."""
+def read_observations(folder: Path, epoch: int) -> dict[str, Any] | None:
+    """Read what the probe of a run had observed after ``epoch`` epochs, None if there was no probe."""
     if not file_at(folder, epoch).exists():
         return None
     with safe_open(file_at(folder, epoch), "pt") as opened:
-        found: dict[str, Any] = json.loads(opened.metadata()["found"])
-    return found
+        observed: dict[str, Any] = json.loads(opened.metadata()["found"])
+    return observed
 
 
 @torch.no_grad()
 def top1(net: SparseNet, loader: Batches, speed: EngineSettings) -> Tensor:
-    """Accuracy of the pruned path in percent, left on the device; the training goes on as if nothing had been."""
+    """Return the accuracy of the pruned path in percent, as a tensor on the device; the training mode is restored."""
     training = net.training
     net.eval()
     hits = torch.zeros((), dtype=torch.double, device=loader.device)
@@ -161,7 +168,7 @@ def top1(net: SparseNet, loader: Batches, speed: EngineSettings) -> Tensor:
 
 
 def test_batches(loader: Batches) -> Iterator[Batch]:
-    """The test images in larger pieces than the training's where they are on the device anyway."""
+    """Yield the test images, in larger batches than the training's where they are on the device."""
     if not isinstance(loader, Loader):
         yield from loader.test()
         return

@@ -1,4 +1,4 @@
-"""The record of a run: small enough for the repository, and all that the report is made from. No weights."""
+"""Records: the small JSON file that is kept of a run, and all that the results page is made from. No weights."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import hashlib
 import json
 import statistics
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,38 +14,38 @@ from typing import Any
 
 import dcil
 from dcil import data
-from dcil.errors import UserError
-from dcil.reproduce.probe import read_found
+from dcil.reproduce.probe import read_observations
 from dcil.runs.atomic import write_text
+from dcil.runs.damage import CONTENT_ERRORS, naming_file
 from dcil.runs.environment import hardware
 from dcil.runs.summary import best_epoch
 from dcil.train import RunFolder
 
 FORMAT = "dcil record 1"
 SESSIONS = "sessions.jsonl"
-#: Column of the record -> digits kept: what a test set can resolve, not what a float can print.
+#: Column of the record -> digits kept: as many as a test set can resolve.
 COLUMNS = dict.fromkeys(("top1", "top5", "top1_super", "top1_train"), 4)
 COLUMNS |= {"train_loss": 5, "sparsity": 6, "lr": 8, "seconds": 3}
 
 
 @cache
-def code() -> dict[str, str]:
-    """The version of the code: of the package, of its files, and of the repository where there is one."""
+def code_version() -> dict[str, str]:
+    """Return the version of the package, a digest of its files, and the commit where there is a repository."""
     root = Path(dcil.__file__).parent
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
-    found = {"dcil": dcil.__version__, "source": digest.hexdigest()[:16]}
+    version = {"dcil": dcil.__version__, "source": digest.hexdigest()[:16]}
     try:
         words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return found
-    return found | {"commit": done.stdout.strip()}
+        return version
+    return version | {"commit": done.stdout.strip()}
 
 
-def of_run(folder: RunFolder, cell: str, trial: int | None) -> dict[str, Any]:
-    """The record of a complete run, from its folder alone."""
+def from_run_folder(folder: RunFolder, cell: str, trial: int | None) -> dict[str, Any]:
+    """Build the record of a complete run from its folder."""
     summary = folder.summary()
     assert summary is not None
     rows = folder.metrics(summary["epochs"])
@@ -55,8 +54,8 @@ def of_run(folder: RunFolder, cell: str, trial: int | None) -> dict[str, Any]:
         for name, digits in COLUMNS.items()
     }
     flips = [[len(row["updates"]), *(mean([u[i] for u in row["updates"]]) for i in (1, 2))] for row in rows]
-    # A run of ``dcil train`` or ``dcil sweep`` was not watched: its record says so.
-    found = read_found(folder.path, len(rows)) or {"looks": [], "stays": None}
+    # A run of ``dcil train`` or ``dcil sweep`` has no probe.
+    observed = read_observations(folder.path, len(rows)) or {"looks": [], "stays": None}
     return {
         "format": FORMAT,
         "cell": cell,
@@ -67,28 +66,28 @@ def of_run(folder: RunFolder, cell: str, trial: int | None) -> dict[str, Any]:
         "summary": {k: v for k, v in summary.items() if k not in ("environment", "layers")},
         "layers": summary["layers"],
         "epochs": columns | {n: [f[i] for f in flips] for i, n in enumerate(("updates", "revived", "dropped"))},
-        "around_changes": found["looks"],
-        "stays": found["stays"],
+        "around_changes": observed["looks"],
+        "stays": observed["stays"],
     }
 
 
-def note_session(folder: Path, done: int, **more: Any) -> None:
-    """A run may go on elsewhere: from which epoch on, with what code, on what hardware, beside how many others."""
+def append_session(folder: Path, done: int, **more: Any) -> None:
+    """Append a session: after how many epochs it began, code version, environment and runs at once."""
     file = folder / SESSIONS
     torn = file.exists() and not file.read_bytes().endswith(b"\n")
     with file.open("a", encoding="utf-8") as opened:
-        opened.write("\n" * torn + json.dumps({"after": done, "code": code(), **more}) + "\n")
+        opened.write("\n" * torn + json.dumps({"after": done, "code": code_version(), **more}) + "\n")
 
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
-    """The sessions of a run, but for a line that a kill cut short; none of one that was trained by other commands."""
-    found: list[dict[str, Any]] = []
+    """Return the sessions of a run, without a line that a kill cut short; none for runs of other commands."""
+    sessions: list[dict[str, Any]] = []
     if not (folder / SESSIONS).exists():
-        return found
+        return sessions
     for line in (folder / SESSIONS).read_text(encoding="utf-8").splitlines():
         with suppress(json.JSONDecodeError):
-            found.append(json.loads(line))
-    return found
+            sessions.append(json.loads(line))
+    return sessions
 
 
 def mean(values: list[int]) -> float | None:
@@ -96,14 +95,14 @@ def mean(values: list[int]) -> float | None:
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
-    """One line per entry: a reader of the repository's history sees what changed."""
+    """Write a record with one line per entry, so that differences between versions can be read."""
     entries = (f" {json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in record.items())
     write_text(path, "{\n" + ",\n".join(entries) + "\n}\n")
 
 
 @dataclass(frozen=True)
 class Record:
-    """A record as the report needs it."""
+    """A record as the results page uses it."""
 
     path: Path
     cell: str
@@ -115,10 +114,10 @@ class Record:
         return values
 
     @property
-    def trial(self) -> int | None:
-        """The epochs it was shortened to, if it was."""
-        found: int | None = self.raw.get("trial_epochs")
-        return found
+    def trial_epochs(self) -> int | None:
+        """The number of epochs of a trial, None for a full run."""
+        epochs: int | None = self.raw.get("trial_epochs")
+        return epochs
 
     @property
     def last(self) -> float:
@@ -126,7 +125,7 @@ class Record:
 
     @property
     def best_epoch(self) -> int:
-        """Its index: the best top-1 of the epochs that are as sparse as the result."""
+        """Index of the epoch with the best top-1 among those as sparse as the result."""
         return best_epoch(self.column("top1"), self.column("sparsity"))
 
     @property
@@ -135,55 +134,55 @@ class Record:
 
     @property
     def best_top5(self) -> float:
-        """At the epoch of the best top-1, as the paper takes it."""
+        """Top-5 at the epoch of the best top-1, as in the paper."""
         return float(self.column("top5")[self.best_epoch])
 
     @property
     def std(self) -> float:
         return float(self.raw["summary"]["std_last_10pct"])
 
-    def pace(self) -> dict[tuple[str, int], float]:
-        """(hardware, runs beside each other) -> median seconds per epoch there."""
-        marks = [(int(s["after"]), s) for s in self.raw["sessions"]]
+    def seconds_per_epoch(self) -> dict[tuple[str, int], float]:
+        """Map (hardware, runs at once) to the median seconds per epoch."""
+        sessions = [(int(s["after"]), s) for s in self.raw["sessions"]]
         seconds = self.column("seconds")
-        found: dict[tuple[str, int], list[float]] = {}
-        for (first, session), (end, _) in zip(marks, [*marks[1:], (len(seconds), None)], strict=False):
+        measured: dict[tuple[str, int], list[float]] = {}
+        for (first, session), (end, _) in zip(sessions, [*sessions[1:], (len(seconds), None)], strict=False):
             where = hardware(session["environment"])
-            # The first epoch of a session also records its graphs.
-            found.setdefault((where, session["at_once"]), []).extend(seconds[first + 1 : end] or seconds[first:end])
-        return {key: statistics.median(values) for key, values in found.items() if values}
+            # The first epoch of a session includes the recording of its graphs.
+            measured.setdefault((where, session["at_once"]), []).extend(seconds[first + 1 : end] or seconds[first:end])
+        return {key: statistics.median(values) for key, values in measured.items() if values}
 
 
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file that was made by hand or by us is said in one line with its name."""
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, ArithmeticError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); restore it") from None
+def naming_record(path: Path) -> AbstractContextManager[None]:
+    """Name ``path`` in one line if its contents are wrong, also where numbers in it cannot be computed with."""
+    return naming_file(path, "restore it", (*CONTENT_ERRORS, AttributeError, ArithmeticError))
+
+
+def read_json(path: Path, format_name: str) -> dict[str, Any]:
+    """Read a JSON object of the given format."""
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(raw, dict) or raw.get("format") != format_name:
+        raise ValueError(f"its format must be {format_name!r}")
+    return raw
 
 
 def read(path: Path) -> Record:
-    """The record in a file."""
-    with naming(path):
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-            raise ValueError(f"it is not a {FORMAT}")
-        found = Record(path, str(raw["cell"]), int(raw["config"]["seed"]), raw)
-        if path.parts[-3:] != Path(f"{found.cell}-seed{found.seed}.json").parts:
-            raise ValueError(f"it holds {found.cell}-seed{found.seed}")
+    """Read and check a record."""
+    with naming_record(path):
+        raw = read_json(path, FORMAT)
+        record = Record(path, str(raw["cell"]), int(raw["config"]["seed"]), raw)
+        if path.parts[-3:] != Path(f"{record.cell}-seed{record.seed}.json").parts:
+            raise ValueError(f"it holds {record.cell}-seed{record.seed}")
         epochs = int(raw["config"]["total_epochs"])
         for name in (*COLUMNS, "updates", "revived", "dropped"):
-            if len(found.column(name)) != epochs:
-                raise ValueError(f"column {name} does not have {epochs} epochs")
-        _ = found.last, found.best, found.best_top5, found.std, found.pace()
+            if len(record.column(name)) != epochs:
+                raise ValueError(f"column {name} must have {epochs} epochs, has {len(record.column(name))}")
+        _ = record.last, record.best, record.best_top5, record.std, record.seconds_per_epoch()
         raw["stays"] is None or raw["stays"]["ended"], raw["around_changes"], raw["layers"], raw["environment"]
-        return found
+        return record
 
 
 def read_all(out: Path) -> list[Record]:
-    """Every record below ``out``, by path."""
-    places = [*data.names(), "imagenet"]
-    return [read(file) for place in places for file in sorted((out / place).glob("*/*-seed*.json"))]
+    """Read every record below ``out``, in the order of paths."""
+    datasets = [*data.names(), "imagenet"]
+    return [read(file) for dataset in datasets for file in sorted((out / dataset).glob("*/*-seed*.json"))]

@@ -1,4 +1,4 @@
-"""docs/results.md and docs/results.html, from the records alone: the same records give the same bytes."""
+"""The results page, as Markdown and HTML: the same records give the same bytes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dcil.errors import UserError, unknown
 from dcil.report.formatting import NONE, NOT_RUN, plus_minus, signed, spread
 from dcil.report.page import Heading, MarkdownBlock, Paragraph, Picture, Table, TableRow, html, markdown
 from dcil.reproduce import iterations, records, sections, tables
-from dcil.reproduce.comparison import COLUMNS, Line, Ours, lines
-from dcil.reproduce.matching import fits
-from dcil.reproduce.paper import Row
+from dcil.reproduce.comparison import COLUMNS, ComparisonRow, Measurements, comparison_rows
+from dcil.reproduce.matching import matches_recipe
+from dcil.reproduce.paper import PrintedNumber
 from dcil.reproduce.records import Record
 from dcil.runs.atomic import write_text
 from dcil.runs.environment import hardware
 
 TITLE = "The paper's tables, reproduced"
-SAYS = {
+TABLE_TITLES = {
     "cifar10-unstructured": "CIFAR-10, single weights",
     "cifar100-unstructured": "CIFAR-100, single weights",
     "cifar10-structured": "CIFAR-10, whole filters",
@@ -37,7 +37,7 @@ HEADINGS = (
     "Model", "Method", "Sparsity", "Quantity", "n", "Paper, last", "Ours, last", "Paper, best", "Ours, best",
     "Minus our dense", "Within ± 2 std", "Remarks",
 )  # fmt: skip
-HOW = (
+INTRODUCTION = (
     "This page is made by `dcil reproduce --report` from the records below results/, one per run; no number in its "
     "tables is typed by hand, only what was found out about a cell (results/findings.json). Accuracies are test top-1 "
     "in percent of the pruned net. Ours: mean ± sample standard deviation over n seeds, at the last epoch and at the "
@@ -45,32 +45,32 @@ HOW = (
     "point). The paper's numbers without 'last' or 'best' stand under 'last'. 'Within ± 2 std' compares our mean with "
     "the paper's mean and standard deviation, where it prints one."
 )
-SOURCE = (
+SOURCE_NOTE = (
     "Source: a digest of the package's files, which says what ran also where the machine had no repository, or a copy "
     "of the files beside an older one (then its commit ends in '-dirty')."
 )
 
 
 def build(out: Path, docs: Path, trial: int | None = None) -> list[Path]:
-    """Write both pages and the pictures into ``docs``; returns what was written. ``trial``: of runs that short."""
+    """Write both pages and the pictures into ``docs``; return their paths. ``trial``: the epochs of shortened runs."""
     if not out.is_dir():
-        raise UserError(f"--out {out} is not a folder: there are no records in it")
-    found, looks = records.read_all(out), iterations.read_all(out)
-    if not found and not looks:
-        raise UserError(f"there are no records below {out} yet: dcil reproduce TABLE makes them")
+        raise UserError(f"--out must be a folder with records, {out} is not a folder")
+    found, traces = records.read_all(out), iterations.read_all(out)
+    if not found and not traces:
+        raise UserError(f"--out must hold at least one record, {out} holds none; dcil reproduce TABLE trains them")
     try:
-        blocks = contents(found, looks, findings(out), trial)
+        blocks = contents(found, traces, read_findings(out), trial)
     except UserError:
         raise
     except Exception:
-        for one in found:  # one of them says something impossible: which?
-            with records.naming(one.path):
-                contents([one], [], {}, trial)
+        for record in found:  # name the record whose values are impossible
+            with records.naming_record(record.path):
+                contents([record], [], {}, trial)
         raise
     files = {"results.md": markdown(blocks), "results.html": html(TITLE, blocks)}
     files |= {block.file: block.file_text for block in blocks if isinstance(block, Picture)}
     for kind in ("flips", "iterations"):
-        for old in docs.glob(f"results-{kind}-*.svg"):  # a picture whose records are gone
+        for old in docs.glob(f"results-{kind}-*.svg"):  # pictures without records
             if old.name not in files:
                 old.unlink()
     for name, text in files.items():
@@ -78,85 +78,91 @@ def build(out: Path, docs: Path, trial: int | None = None) -> list[Path]:
     return [docs / name for name in files]
 
 
-def findings(out: Path) -> dict[str, str]:
-    """results/findings.json: cell -> what was found out about it."""
+def read_findings(out: Path) -> dict[str, str]:
+    """Read findings.json: a remark per cell."""
     file = out / "findings.json"
     if not file.exists():
         return {}
-    with records.naming(file):
-        found = {cell: " ".join(text.split()) for cell, text in json.loads(file.read_text(encoding="utf-8")).items()}
-    for cell in found:
-        if cell not in tables.known():
-            raise unknown(f"cell in {file}", cell, tables.known(), nearest_only=True)
-    return found
+    with records.naming_record(file):
+        findings = {cell: " ".join(text.split()) for cell, text in json.loads(file.read_text(encoding="utf-8")).items()}
+    for cell in findings:
+        if cell not in tables.all_cells():
+            raise unknown(f"cell in {file}", cell, tables.all_cells(), nearest_only=True)
+    return findings
 
 
 def contents(
-    records: Sequence[Record], looks: Sequence[dict[str, Any]], found: dict[str, str], trial: int | None
+    records: Sequence[Record], traces: Sequence[dict[str, Any]], findings: dict[str, str], trial: int | None
 ) -> list[MarkdownBlock]:
-    known = tables.known()
-    fitting = [r for r in records if r.cell in known and fits(r.raw["config"], known[r.cell], trial)]
-    seen = [o for o in looks if o["cell"] in known and fits(o["config"], known[o["cell"]], trial)]
-    ours = Ours(fitting)
-    run = len(ours.by_cell)
-    blocks: list[MarkdownBlock] = [Heading(TITLE, 1), Paragraph(HOW)]
+    """Return the blocks of the page; records that do not match their recipe are listed at its end."""
+    cells = tables.all_cells()
+    matching = [r for r in records if r.cell in cells and matches_recipe(r.raw["config"], cells[r.cell], trial)]
+    shown = [t for t in traces if t["cell"] in cells and matches_recipe(t["config"], cells[t["cell"]], trial)]
+    ours = Measurements(matching)
+    trained = len(ours.by_cell)
+    blocks: list[MarkdownBlock] = [Heading(TITLE, 1), Paragraph(INTRODUCTION)]
     if trial:
         blocks.append(
             Paragraph(f"A trial: every run is shortened to {trial} epochs, so the numbers are not the paper's cells.")
         )
-    blocks.append(Paragraph(f"{len(fitting)} runs of {run} cells are recorded; {len(known) - run} cells were not run."))
+    blocks.append(
+        Paragraph(f"{len(matching)} runs of {trained} cells are recorded; {len(cells) - trained} cells were not run.")
+    )
     for name in tables.names():
         if name != tables.BEYOND:
             blocks += [
-                Heading(f"{SAYS[name]} ({name})" if name in SAYS else name),
-                paper_table(lines(name, ours), found),
+                Heading(f"{TABLE_TITLES[name]} ({name})" if name in TABLE_TITLES else name),
+                paper_table(comparison_rows(name, ours), findings),
             ]
-    blocks += sections.blocks(ours, seen, found)
-    blocks += with_what(fitting)
-    left = [f"{r.cell}-seed{r.seed}" for r in records if r not in fitting]
-    left += [f"iterations of {o['cell']}-seed{o['seed']}, epoch {o['epoch']}" for o in looks if o not in seen]
-    if left:
+    blocks += sections.blocks(ours, shown, findings)
+    blocks += environments(matching)
+    left_out = [f"{r.cell}-seed{r.seed}" for r in records if r not in matching]
+    left_out += [f"iterations of {t['cell']}-seed{t['seed']}, epoch {t['epoch']}" for t in traces if t not in shown]
+    if left_out:
         blocks.append(Heading("Records left out"))
         blocks.append(Paragraph("Their cell is unknown, or their settings are not those of its recipe today:"))
-        blocks.append(Table(("Record",), tuple(TableRow((name,)) for name in left)))
+        blocks.append(Table(("Record",), tuple(TableRow((name,)) for name in left_out)))
     return blocks
 
 
-def paper_table(found: Sequence[Line], remarks: dict[str, str]) -> Table:
-    return Table(HEADINGS, tuple(as_cells(line, remarks) for line in found))
+def paper_table(rows: Sequence[ComparisonRow], findings: dict[str, str]) -> Table:
+    """Return one of the paper's tables beside the measurements."""
+    return Table(HEADINGS, tuple(table_row(row, findings) for row in rows))
 
 
-def as_cells(line: Line, remarks: dict[str, str]) -> TableRow:
+def table_row(row: ComparisonRow, findings: dict[str, str]) -> TableRow:
+    """Format one comparison; a row outside of the paper's deviation or without runs is marked."""
     columns: list[str] = []
-    digits = digits_of(line.quantity)
+    digits = digits_of(row.quantity)
     for column in COLUMNS:
-        row = line.paper.get(column)
+        number = row.paper.get(column)
         # The paper prints one number of a dense net, of the stability and of time.
-        shown = row is not None or (column == "best" and line.quantity == "top-1")
-        columns += [printed(row) if row else NONE, (spread(line.ours[column], digits) or NOT_RUN) if shown else NONE]
-    marks = [f"{column} {mark}" for column in COLUMNS if (mark := line.mark(column))]
-    outside = any(line.mark(column) in ("above", "below") for column in COLUMNS)
+        shown = number is not None or (column == "best" and row.quantity == "top-1")
+        measured = (spread(row.ours[column], digits) or NOT_RUN) if shown else NONE
+        columns += [printed(number) if number else NONE, measured]
+    verdicts = [f"{column} {verdict}" for column in COLUMNS if (verdict := row.verdict(column))]
+    outside = any(row.verdict(column) in ("above", "below") for column in COLUMNS)
     texts = (
-        line.model,
-        line.method + (f" ({line.variant})" if line.variant else ""),
-        f"{100 * line.sparsity:g} %" if line.sparsity else NONE,
-        line.quantity,
-        str(line.runs) if line.runs else "",
+        row.model,
+        row.method + (f" ({row.variant})" if row.variant else ""),
+        f"{100 * row.sparsity:g} %" if row.sparsity else NONE,
+        row.quantity,
+        str(row.runs) if row.runs else "",
         *columns,
-        signed(statistics.fmean(line.to_dense)) if line.to_dense else NONE,
-        ", ".join(marks) or NONE,
-        remark(line, remarks),
+        signed(statistics.fmean(row.to_dense)) if row.to_dense else NONE,
+        ", ".join(verdicts) or NONE,
+        remarks(row, findings),
     )
-    return TableRow(texts, "outside" if outside else "" if line.runs else "missing")
+    return TableRow(texts, "outside" if outside else "" if row.runs else "missing")
 
 
-def printed(row: Row) -> str:
+def printed(number: PrintedNumber) -> str:
     """Format a number of the paper."""
-    if row.mean is None:
+    if number.mean is None:
         return "does not converge"
-    if row.metric.endswith("_diff"):
-        return signed(row.mean)
-    return plus_minus(row.mean, row.std, digits_of(row.metric))
+    if number.metric.endswith("_diff"):
+        return signed(number.mean)
+    return plus_minus(number.mean, number.std, digits_of(number.metric))
 
 
 def digits_of(quantity: str) -> int:
@@ -164,35 +170,35 @@ def digits_of(quantity: str) -> int:
     return 3 if quantity.startswith("std") else 2
 
 
-def remark(line: Line, found: dict[str, str]) -> str:
-    """Our finding about the cell's accuracy first, then what is known about the printed number."""
-    about = [cell.id for cell in line.cells if cell.id in found and line.quantity == "top-1"]
-    words = list(dict.fromkeys(found[cell] for cell in about))
-    words += [f"Ours: {note}." for note in line.notes]
-    words += [f"Ours is {cell.model}." for cell in line.cells if cell.model not in line.model]
-    if any(row.quoted for row in line.paper.values()):
+def remarks(row: ComparisonRow, findings: dict[str, str]) -> str:
+    """Join the finding about the cell's accuracy, notes of the runs, and notes about the printed number."""
+    about = [cell.id for cell in row.cells if cell.id in findings and row.quantity == "top-1"]
+    words = list(dict.fromkeys(findings[cell] for cell in about))
+    words += [f"Ours: {note}." for note in row.notes]
+    words += [f"Ours is {cell.model}." for cell in row.cells if cell.model not in row.model]
+    if any(number.quoted for number in row.paper.values()):
         words.append("Paper: quoted.")
-    words += dict.fromkeys(f"Paper: {row.note}." for row in line.paper.values() if row.note)
+    words += dict.fromkeys(f"Paper: {number.note}." for number in row.paper.values() if number.note)
     return " ".join(words)
 
 
-def with_what(records: Sequence[Record]) -> list[MarkdownBlock]:
-    """Code, versions and hardware, by how many sessions used them."""
+def environments(records: Sequence[Record]) -> list[MarkdownBlock]:
+    """Return the section on code, versions and hardware, with the number of sessions of each."""
     counts: dict[tuple[str, ...], int] = {}
-    for found in records:
-        for session in found.raw["sessions"]:
+    for record in records:
+        for session in record.raw["sessions"]:
             code, env = session["code"], session["environment"]
             key = (
                 f"{code['dcil']} ({code.get('commit') or NONE})",
                 code.get("source", NONE),
                 env["torch"],
                 hardware(env),
-                found.raw["environment"].get("engine", NONE),
-                found.raw["environment"].get("precision", NONE),
+                record.raw["environment"].get("engine", NONE),
+                record.raw["environment"].get("precision", NONE),
             )
             counts[key] = counts.get(key, 0) + 1
     if not counts:
         return []
     rows = tuple(TableRow((*key, str(count))) for key, count in sorted(counts.items()))
     headings = ("dcil", "Source", "torch", "Hardware", "Engine", "Precision", "Sessions")
-    return [Heading("Trained with"), Paragraph(SOURCE), Table(headings, rows)]
+    return [Heading("Trained with"), Paragraph(SOURCE_NOTE), Table(headings, rows)]

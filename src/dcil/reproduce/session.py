@@ -1,4 +1,4 @@
-"""One run of a cell: from its checkpoint, if there is one, to its record, watched on the way."""
+"""One run of a cell: resumed from its checkpoint, observed by the mask probe, and recorded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dcil.train.restore import config_of
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where and how runs are carried out."""
+    """Where and how runs are trained."""
 
     data_dir: Path
     device: torch.device
@@ -36,8 +36,8 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A cell with one seed, below the folder of results ``out``; ``epochs`` where it is a trial."""
+class CellRun:
+    """A cell with one seed, below the folder of results ``out``; ``epochs`` is set for a trial."""
 
     cell: Cell
     seed: int
@@ -65,49 +65,52 @@ class Run:
 
 
 def resume_run(
-    run: Run, place: RunOptions, progress: Progress, snapshots: Sequence[int] = (), until: int = NO_END
+    run: CellRun, options: RunOptions, progress: Progress, snapshots: Sequence[int] = (), until: int = NO_END
 ) -> None:
-    """Train ``run`` on, to its end and its record, or to the end of epoch ``until``.
+    """Train ``run`` to its end and write its record, or train it to the end of epoch ``until``.
 
-    What ``progress`` raises at the end of an epoch loses nothing. After the epochs in ``snapshots`` a copy of the
-    checkpoint is kept.
+    An exception from ``progress`` at the end of an epoch loses no training. After the epochs in ``snapshots`` a copy
+    of the checkpoint is kept.
     """
-    if run.done:  # by another process, since somebody looked
+    if run.done:  # recorded by another process in the meantime
         return
     config = run.config()
     if run.folder.started and config_of(run.folder) != config:
-        raise UserError(f"{run.folder.path} was started with other settings than the recipe's: remove it first")
+        raise UserError(
+            f"{run.folder.path} must have the settings of its recipe, has other settings; remove it to train anew"
+        )
 
     def callback(trainer: Trainer) -> ProbeCallback:
-        return ProbeCallback(trainer, place, snapshots)
+        return ProbeCallback(trainer, options, snapshots)
 
-    where = place.data_dir, place.device
-    if train(config, run.folder, *where, progress, place.speed, place.load, callback=callback, until=until):
-        records.write(run.record, records.of_run(run.folder, run.cell.id, run.epochs))
+    where = options.data_dir, options.device
+    if train(config, run.folder, *where, progress, options.speed, options.load, callback=callback, until=until):
+        records.write(run.record, records.from_run_folder(run.folder, run.cell.id, run.epochs))
 
 
 class ProbeCallback(RunCallback):
-    """Watches what mask updates do, and keeps the checkpoints that are asked for."""
+    """Feeds the mask probe and keeps copies of the requested checkpoints."""
 
-    def __init__(self, trainer: Trainer, place: RunOptions, snapshots: Sequence[int]) -> None:
-        self.place, self.snapshots, self.steps = place, snapshots, trainer.loader.steps
-        self.watch = MaskProbe(trainer.net, trainer.loader, trainer.engine.speed)
-        self.noted = False
+    def __init__(self, trainer: Trainer, options: RunOptions, snapshots: Sequence[int]) -> None:
+        self.options, self.snapshots, self.steps = options, snapshots, trainer.loader.steps
+        self.probe = MaskProbe(trainer.net, trainer.loader, trainer.engine.speed)
+        self.session_recorded = False
 
     def restore(self, folder: Path, epoch: int) -> None:
-        self.watch.restore(folder, epoch)
+        self.probe.restore(folder, epoch)
 
     def begin(self, folder: Path, epoch: int) -> None:
-        if not self.noted:
-            records.note_session(folder, epoch, environment=environment(self.place.device), at_once=self.place.at_once)
-            self.noted = True
-        self.watch.begin(epoch, self.steps)
+        if not self.session_recorded:
+            where = environment(self.options.device)
+            records.append_session(folder, epoch, environment=where, at_once=self.options.at_once)
+            self.session_recorded = True
+        self.probe.begin(epoch, self.steps)
 
     def wants(self, epoch: int) -> bool:
         return epoch in self.snapshots
 
     def save(self, folder: Path, epoch: int) -> None:
-        self.watch.save(folder, epoch)
+        self.probe.save(folder, epoch)
 
     def saved(self, folder: Path, epoch: int) -> None:
         if epoch in self.snapshots:
@@ -115,8 +118,10 @@ class ProbeCallback(RunCallback):
 
 
 def keep_checkpoint(folder: Path, epoch: int) -> None:
+    """Copy the checkpoint of a run folder to its snapshot."""
     write_atomically(snapshot(folder, epoch), lambda draft: shutil.copyfile(folder / "checkpoint.safetensors", draft))
 
 
 def snapshot(folder: Path, epoch: int) -> Path:
+    """Return the path of the checkpoint that is kept after ``epoch``."""
     return folder / f"at{epoch}.safetensors"

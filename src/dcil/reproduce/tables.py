@@ -1,4 +1,4 @@
-"""The tables by name, the paper's and one of our own, and the cells of each."""
+"""Tables by name, the paper's and one further, and the cells of each."""
 
 from __future__ import annotations
 
@@ -8,69 +8,75 @@ from collections.abc import Iterable, Sequence
 
 from dcil.errors import UserError, unknown
 from dcil.reproduce import paper
-from dcil.reproduce.cells import Cell, cell_of
+from dcil.reproduce.cells import Cell, cell_for
 
-#: Not in the paper: DCIL without KL at both sparsities, and the methods it cites but did not train here.
+#: Not in the paper: DCIL without KL at both sparsities, and methods that the paper cites without training them.
 BEYOND = "beyond"
 BEYOND_CELLS = tuple(
     Cell("cifar10", "resnet20", method, sparsity, kl=kl)
     for method, kl in (("dcil", False), ("gmp", True), ("set", True), ("rigl", True), ("sm", True), ("dsr", True))
     for sparsity in (0.9, 0.95)
 )
-SHARED_MODELS = ("resnet20", "resnet32")  # what a row without a model stands for
+SHARED_MODELS = ("resnet20", "resnet32")  # of a printed number without a model
 
 
 def names() -> list[str]:
-    return [*dict.fromkeys(row.table for row in paper.rows()), BEYOND]
+    """Return the names of all tables."""
+    return [*dict.fromkeys(number.table for number in paper.numbers()), BEYOND]
 
 
-def named(text: str) -> list[str]:
-    """The tables that a word of the command line means: a name, the beginning of names, several with commas, all."""
+def parse_names(text: str) -> list[str]:
+    """Return the tables that an argument selects: a name, a prefix of names, several with commas, or ``all``."""
     if text == "all":
         return names()
-    found: list[str] = []
+    selected: list[str] = []
     words = text.split(",")
     if "iterations" in words:
-        raise UserError("iterations is not a table: give it alone, `dcil reproduce iterations`")
+        raise UserError("iterations is not a table and must be given alone: dcil reproduce iterations")
     for word in words:
         matching = [word] if word in names() else [name for name in names() if word and name.startswith(word)]
         if not matching:
             raise unknown("table", word, [*names(), "iterations", "all"])
-        found += matching
-    return list(dict.fromkeys(found))
+        selected += matching
+    return list(dict.fromkeys(selected))
 
 
 def cells_of(table: str) -> list[Cell]:
-    """Every cell once, in the order of the table."""
+    """Return every cell of a table once, in its order."""
     if table == BEYOND:
         return list(BEYOND_CELLS)
-    found: dict[Cell, None] = {}
-    for row in paper.rows():
-        if row.table == table:
-            models = SHARED_MODELS if row.model is None else (row.model,)
-            found |= dict.fromkeys(cell for model in models if (cell := cell_of(row, model)) is not None)
-    # Everything is compared with its dense network, whether the table prints that or not.
-    found |= dict.fromkeys(cell.dense for cell in list(found))
-    return list(found)
+    cells: dict[Cell, None] = {}
+    for number in paper.numbers():
+        if number.table == table:
+            cells |= dict.fromkeys(cells_for(number))
+    # Every cell is compared with its dense network, whether the table prints that one or not.
+    cells |= dict.fromkeys(cell.dense for cell in list(cells))
+    return list(cells)
 
 
-def cells(tables: Iterable[str], pattern: str | None = None) -> list[Cell]:
-    """The cells of several tables, each once; ``pattern``: words of ids, or patterns with *, several with commas."""
+def cells_for(number: paper.PrintedNumber) -> list[Cell]:
+    """Return the cells of a printed number: two where it has no model, else one."""
+    models = SHARED_MODELS if number.model is None else (number.model,)
+    return [cell for model in models if (cell := cell_for(number, model)) is not None]
+
+
+def cells_of_all(tables: Iterable[str], pattern: str | None = None) -> list[Cell]:
+    """Return the cells of several tables, each once, that ``pattern`` selects."""
     return select(list(dict.fromkeys(cell for table in tables for cell in cells_of(table))), pattern)
 
 
-def select(found: Sequence[Cell], pattern: str | None) -> list[Cell]:
-    """Those that the words or patterns mean."""
+def select(cells: Sequence[Cell], pattern: str | None) -> list[Cell]:
+    """Return the cells that ``pattern`` selects: words of ids, or patterns with *, several with commas."""
     if pattern is None:
-        return list(found)
-    chosen = [cell for cell in found if matches(cell, pattern.split(","))]
+        return list(cells)
+    chosen = [cell for cell in cells if matches(cell, pattern.split(","))]
     if not chosen:
-        raise UserError(f"--cells {pattern}: no cell has that in its name; they are like {found[-1].id}")
+        raise UserError(f"--cells must match at least one cell, got {pattern!r}; a cell's name is like {cells[-1].id}")
     return chosen
 
 
 def matches(cell: Cell, patterns: Sequence[str]) -> bool:
-    """A pattern with * is for the whole id; others are whole words of it, so that 0.9 is not 0.95."""
+    """Match a pattern with * against the whole id, others against whole words of it, so that 0.9 is not 0.95."""
     return any(
         fnmatch.fnmatchcase(cell.id, pattern)
         if "*" in pattern
@@ -80,6 +86,6 @@ def matches(cell: Cell, patterns: Sequence[str]) -> bool:
     )
 
 
-def known() -> dict[str, Cell]:
-    """id -> cell, of all tables."""
+def all_cells() -> dict[str, Cell]:
+    """Map id to cell, for all tables."""
     return {cell.id: cell for name in names() for cell in cells_of(name)}
