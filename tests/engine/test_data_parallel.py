@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 from networks import NETWORKS, batch
-from processes import in_team, said, together
+from processes import in_group, said, together
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dcil import METHODS, OBD, SparseNet
-from dcil.engine import EagerEngine, EngineSettings, data_parallel
+from dcil import engine as engines
+from dcil.engine import EagerEngine, EngineSettings
 from dcil.engine.data_parallel import fingerprint
 from dcil.engine.process_group import ProcessGroup
-from dcil.engine.sync_batch_norm import OnCpu
+from dcil.engine.sync_batch_norm import CpuSyncBatchNorm
 from dcil.errors import UserError
 
 STEPS = 12
@@ -44,8 +45,11 @@ class Given:
 
     device = torch.device("cpu")
 
-    def __init__(self, data, team: ProcessGroup) -> None:
-        self.data, self.steps = [(x[team.rank :: team.world], y[team.rank :: team.world]) for x, y in data], len(data)
+    def __init__(self, data, group: ProcessGroup) -> None:
+        self.data, self.steps = (
+            [(x[group.rank :: group.world_size], y[group.rank :: group.world_size]) for x, y in data],
+            len(data),
+        )
 
     def train(self, epoch: int):
         return iter(self.data)
@@ -54,24 +58,24 @@ class Given:
         return iter(self.data)
 
 
-def go(team: ProcessGroup, name: str, network: str, sizes, low_memory: bool):
+def go(group: ProcessGroup, name: str, network: str, sizes, low_memory: bool):
     """All the steps and an evaluation; what came of them."""
     net, opt = build(name, network)
-    speed = EngineSettings(low_memory=low_memory)
-    engine = data_parallel.build(net, opt, Given(batches(network, sizes), team), speed, team)
+    settings = EngineSettings(low_memory=low_memory)
+    engine = engines.build(net, opt, Given(batches(network, sizes), group), settings, group)
     for _ in engine.epoch(0, lambda step: 0.1):
         pass
     return net, engine.totals(), engine.evaluate()
 
 
-def go_and_save(team: ProcessGroup, folder: Path, *args) -> None:
-    net, totals, accuracy = go(team, *args)
-    torch.save((net.state_dict(), totals, accuracy), folder / f"{team.rank}.pt")
+def go_and_save(group: ProcessGroup, folder: Path, *args) -> None:
+    net, totals, accuracy = go(group, *args)
+    torch.save((net.state_dict(), totals, accuracy), folder / f"{group.rank}.pt")
 
 
 def same_as_alone(folder: Path, name: str, network: str, sizes=SIZES, low_memory: bool = False, world: int = 2) -> None:
     what = (name, network, sizes, low_memory)
-    assert together(world, folder, in_team, go_and_save, folder, *what) == [0] * world, said(folder)
+    assert together(world, folder, in_group, go_and_save, folder, *what) == [0] * world, said(folder)
     net, totals, accuracy = go(ProcessGroup(), *what)
     alone, ours = net.state_dict(), [torch.load(folder / f"{rank}.pt") for rank in range(world)]
     first = ours[0][0]
@@ -97,21 +101,21 @@ def test_one_path_at_a_time(tmp_path):
     same_as_alone(tmp_path, "dcil", "residual", low_memory=True)
 
 
-def by_hand(team: ProcessGroup, folder: Path) -> None:
+def by_hand(group: ProcessGroup, folder: Path) -> None:
     """The README's way, without the command line."""
     net, opt = build("dcil")
     model = DistributedDataParallel(net)
     for x, y in batches(sizes=[8] * STEPS):
-        loss = net.loss(model(x[team.rank :: 2]), y[team.rank :: 2])
+        loss = net.loss(model(x[group.rank :: 2]), y[group.rank :: 2])
         opt.zero_grad()
         loss.backward()
         opt.step()
         net.step(opt)
-    torch.save(net.state_dict(), folder / f"{team.rank}.pt")
+    torch.save(net.state_dict(), folder / f"{group.rank}.pt")
 
 
 def test_ddp_by_hand(tmp_path):
-    assert together(2, tmp_path, in_team, by_hand, tmp_path) == [0, 0], said(tmp_path)
+    assert together(2, tmp_path, in_group, by_hand, tmp_path) == [0, 0], said(tmp_path)
     net, _, _ = go(ProcessGroup(), "dcil", "no-norm", [8] * STEPS, False)
     for rank in (0, 1):
         state = torch.load(tmp_path / f"{rank}.pt")
@@ -119,26 +123,26 @@ def test_ddp_by_hand(tmp_path):
             torch.testing.assert_close(state[key], value, rtol=1e-9, atol=1e-12, msg=lambda m, k=key: f"{k}: {m}")
 
 
-def disagree(team: ProcessGroup) -> None:
+def disagree(group: ProcessGroup) -> None:
     net, opt = build("dcil")
-    engine = data_parallel.build(net, opt, Given([], team), EngineSettings(), team)
-    engine.settle()
-    if team.rank == 1:
+    engine = engines.build(net, opt, Given([], group), EngineSettings(), group)
+    engine.synchronise()
+    if group.rank == 1:
         mask = net.layers[0].mask.flatten()
         mask[3] = False
-    with pytest.raises(UserError, match="do not agree on the masks: 1 differs from 0"):
-        engine.settle()
+    with pytest.raises(UserError, match="the masks must be equal in all processes, but rank 1 differs"):
+        engine.synchronise()
 
 
 def test_masks_that_differ_are_noticed(tmp_path):
-    assert together(2, tmp_path, in_team, disagree) == [0, 0], said(tmp_path)
+    assert together(2, tmp_path, in_group, disagree) == [0, 0], said(tmp_path)
 
 
-def vanish(team: ProcessGroup) -> None:
-    team.sum(torch.ones(1))
-    if team.rank == 1:
+def vanish(group: ProcessGroup) -> None:
+    group.sum(torch.ones(1))
+    if group.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    team.sum(torch.ones(1))
+    group.sum(torch.ones(1))
 
 
 def telling(work, *args) -> int:
@@ -150,8 +154,8 @@ def telling(work, *args) -> int:
 
 
 def test_a_process_that_is_killed_is_missed(tmp_path):
-    assert together(2, tmp_path, telling, in_team, vanish, kind=True) == [1, -signal.SIGKILL]
-    assert said(tmp_path) == "[0] another process of the team was killed, or ran out of memory; --resume goes on\n"
+    assert together(2, tmp_path, telling, in_group, vanish, kind=True) == [1, -signal.SIGKILL]
+    assert said(tmp_path) == "[0] another process was killed, or ran out of memory; --resume continues\n"
 
 
 def test_a_fingerprint_knows_every_place():
@@ -161,20 +165,20 @@ def test_a_fingerprint_knows_every_place():
     assert int(fingerprint([places[0], places[1]])) != int(fingerprint([places[1], places[0]]))
 
 
-def norms_of_its_own(team: ProcessGroup, folder: Path) -> None:
+def norms_of_its_own(group: ProcessGroup, folder: Path) -> None:
     net, opt = build("dcil", "residual")
-    team = replace(team, local_norms=True)
-    engine = data_parallel.build(net, opt, Given(batches("residual", [8, 8]), team), EngineSettings(), team)
+    group = replace(group, local_norms=True)
+    engine = engines.build(net, opt, Given(batches("residual", [8, 8]), group), EngineSettings(), group)
     for _ in engine.epoch(0, lambda step: 0.1):
         pass
     before = {k: v.clone() for k, v in net.named_buffers() if "running" in k}
     engine.evaluate()
-    torch.save((before, net.state_dict()), folder / f"{team.rank}.pt")
+    torch.save((before, net.state_dict()), folder / f"{group.rank}.pt")
 
 
 def test_norms_of_its_own_are_averaged_at_the_end_of_an_epoch(tmp_path):
     """--local-norms: each process normalises its share; what is evaluated and saved is one network."""
-    assert together(2, tmp_path, in_team, norms_of_its_own, tmp_path) == [0, 0], said(tmp_path)
+    assert together(2, tmp_path, in_group, norms_of_its_own, tmp_path) == [0, 0], said(tmp_path)
     (own, state), (other, same) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert all(torch.equal(state[key], same[key]) for key in state)
     for key, value in own.items():
@@ -185,8 +189,6 @@ def test_norms_of_its_own_are_averaged_at_the_end_of_an_epoch(tmp_path):
 def test_the_graph_engine_is_for_one_process():
     net, opt = build("dcil")
     with pytest.raises(UserError, match="--engine graph trains in one process"):
-        data_parallel.build(net, opt, Given([], ProcessGroup()), EngineSettings("graph"), ProcessGroup(0, 2))
-    assert (
-        type(data_parallel.build(net, opt, Given([], ProcessGroup()), EngineSettings(), ProcessGroup())) is EagerEngine
-    )
-    assert not any(isinstance(module, (OnCpu, nn.SyncBatchNorm)) for module in net.modules())
+        engines.build(net, opt, Given([], ProcessGroup()), EngineSettings("graph"), ProcessGroup(0, 2))
+    assert type(engines.build(net, opt, Given([], ProcessGroup()), EngineSettings(), ProcessGroup())) is EagerEngine
+    assert not any(isinstance(module, (CpuSyncBatchNorm, nn.SyncBatchNorm)) for module in net.modules())

@@ -18,12 +18,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dcil import DCIL, DPF, METHODS, OBS, Method, SparseNet, Weight, data
-from dcil.engine import PROCESS_LOCK, Diverged, EagerEngine, EngineSettings, GraphEngine, kernels, obstacle
+from dcil.engine import PROCESS_LOCK, Diverged, EagerEngine, EngineSettings, kernels, obstacle
 from dcil.engine.cuda import graph
 from dcil.engine.cuda.batches import source
-from dcil.engine.cuda.executor import Fused, Plain
+from dcil.engine.cuda.executor import FusedExecutor, PlainExecutor
 from dcil.engine.cuda.flat import Flat
-from dcil.engine.cuda.graph import choose_route
+from dcil.engine.cuda.graph import GraphEngine, choose_executor
 from dcil.engine.cuda.ops import Pool
 from dcil.engine.cuda.ranking import Ranking, ranks
 from dcil.engine.cuda.sgd import SGD
@@ -77,9 +77,9 @@ def test_engine_and_plain_loop_agree(method, route, model, device):
     0.2 after twelve, in the plain loop too. The plain route, which does the same sums, agrees far longer.
     """
     speed = (
-        EngineSettings("graph", "fp32", route="auto")
+        EngineSettings("graph", "fp32", executor="auto")
         if route == "low memory"
-        else EngineSettings("graph", "fp32", route=route)
+        else EngineSettings("graph", "fp32", executor=route)
     )
     speed = replace(speed, low_memory=route == "low memory")
     plain = go(built(method, device, EngineSettings("eager", "fp32"), model), 5)
@@ -91,13 +91,13 @@ def test_engine_and_plain_loop_agree(method, route, model, device):
     assert isinstance(plain.engine, EagerEngine)
     assert isinstance(fast.engine, GraphEngine)
     a, b = tensors(go(plain, 1, epoch=1)), tensors(go(fast, 1, epoch=1))
-    assert isinstance(fast.engine.route, Plain if route == "plain" else Fused)
+    assert isinstance(fast.engine.route, PlainExecutor if route == "plain" else FusedExecutor)
     masks = [key for key, value in a.items() if value.dtype == torch.bool]
     assert len(masks) == len(plain.net.masks)
     other = sum(int((a.pop(key) ^ b.pop(key)).sum()) for key in masks)
     assert other <= 2  # two gradients may tie but for rounding, and RigL grow the one or the other: seen on a GPU
     assert distance(a, b) < 2e-2  # a ReLU at zero may fall to the other side: 1.1e-2 seen with two threads
-    if isinstance(fast.engine.route, Fused) and method == "dcil":
+    if isinstance(fast.engine.route, FusedExecutor) and method == "dcil":
         stacked = route == "stacked" and model == "wrn-10-1"  # the other one has 12 channels, not a multiple of 8
         assert len(fast.engine.route.programs) == (1 if stacked else 2)
 
@@ -113,7 +113,7 @@ def config_for(method: str) -> Config:
 def test_the_plain_route_stays_equal(method, device):
     """Every method, through mask updates: the same sums in the same order, so the same bits (on the CPU)."""
     config, dataset = config_for(method), data.load("digits", Path("data"))
-    speeds = EngineSettings("eager", "fp32"), EngineSettings("graph", "fp32", route="plain")
+    speeds = EngineSettings("eager", "fp32"), EngineSettings("graph", "fp32", executor="plain")
     plain, fast = (Trainer.build(config, dataset, torch.device(device), speed) for speed in speeds)
     for trainer in (plain, fast):
         trainer.net.train()
@@ -126,9 +126,9 @@ def test_the_plain_route_stays_equal(method, device):
 @pytest.mark.parametrize("model", ["wrn-10-1", "resnet8-digits"])
 @pytest.mark.parametrize("route", ["streams", "stacked"])
 def test_evaluation_by_the_fused_network_is_the_networks(route, model, device):
-    trainer = go(built("dcil", device, EngineSettings("graph", "tf32", route=route), model), 5)
+    trainer = go(built("dcil", device, EngineSettings("graph", "tf32", executor=route), model), 5)
     engine, net = trainer.engine, trainer.net
-    assert isinstance(engine.shortcut, Fused)
+    assert isinstance(engine.shortcut, FusedExecutor)
     engine.source.rewind()
     x = engine.source.test_batch(50)[0]
     net.eval()
@@ -162,7 +162,7 @@ def engine_of(model: nn.Module, method: Method, route: str) -> GraphEngine:
     loader = data.load("digits", Path("data")).loader(100, torch.device("cpu"), 0)
     net = SparseNet(model, method).train()
     optimizer = torch.optim.SGD(net.parameters(), 0.1, 0.9)
-    engine = GraphEngine(net, optimizer, loader, EngineSettings("graph", "tf32", route=route))
+    engine = GraphEngine(net, optimizer, loader, EngineSettings("graph", "tf32", executor=route))
     for i, _ in enumerate(engine.epoch(0, lambda i: 0.1)):
         if i == 5:
             break
@@ -171,7 +171,7 @@ def engine_of(model: nn.Module, method: Method, route: str) -> GraphEngine:
 
 def test_a_forward_that_asks_for_the_mode_is_evaluated_by_the_network_itself():
     engine = engine_of(Modes(pool=False), DPF(sparsity=0.5, steps=1000), "streams")
-    assert isinstance(engine.route, Fused) and engine.shortcut is None
+    assert isinstance(engine.route, FusedExecutor) and engine.shortcut is None
     plain = EagerEngine(engine.net, engine.optimizer, engine.loader, EngineSettings("eager", "tf32"))
     assert engine.evaluate() == plain.evaluate()
     assert engine_of(Modes(pool=True), DPF(sparsity=0.5, steps=1000), "streams").shortcut is not None
@@ -180,7 +180,7 @@ def test_a_forward_that_asks_for_the_mode_is_evaluated_by_the_network_itself():
 def test_what_cannot_be_stacked_goes_on_streams():
     """The paths get the same images, so what stands before the first convolution is not twice as wide."""
     route = engine_of(Modes(pool=True), DCIL(sparsity=0.5, steps=1000), "stacked").route
-    assert isinstance(route, Fused) and list(route.programs) == [("pruned",), ("super",)]
+    assert isinstance(route, FusedExecutor) and list(route.programs) == [("pruned",), ("super",)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ def test_a_path_outside_of_the_loss_has_no_gradient():
     torch.manual_seed(0)
     model = Modes(pool=True)
     plain, fused = (engine_of(copy.deepcopy(model), Late(sparsity=0.5, steps=1000), r) for r in ("plain", "streams"))
-    assert isinstance(fused.route, Fused)
+    assert isinstance(fused.route, FusedExecutor)
     for (name, a), b in zip(plain.net.state_dict().items(), fused.net.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -356,7 +356,7 @@ def test_only_one_run_at_a_time_chooses_its_way(monkeypatch):
     """cuDNN may look for the best algorithm then, and waits for the device; that would spoil another's recording."""
     seen = []
     monkeypatch.setattr(
-        graph, "choose_route", lambda *args: seen.append(PROCESS_LOCK._is_owned()) or choose_route(*args)
+        graph, "choose_executor", lambda *args: seen.append(PROCESS_LOCK._is_owned()) or choose_executor(*args)
     )
     go(built("dcil", "cpu", EngineSettings("graph", "fp32"), "wrn-10-1"), 1)
     assert seen == [True]

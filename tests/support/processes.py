@@ -72,8 +72,8 @@ def said(out: Path) -> str:
     return "".join(f"[{file.stem}] {file.read_text()}" for file in sorted(out.glob("*.stderr")) if file.read_text())
 
 
-def in_team(work: Callable[..., None], *args: Any) -> None:
-    """``work(team, *args)`` inside the process group."""
-    team = ProcessGroup.of(os.environ)
-    with team.working(CPU):
-        work(team, *args)
+def in_group(work: Callable[..., None], *args: Any) -> None:
+    """``work(group, *args)`` inside the process group."""
+    group = ProcessGroup.from_environment(os.environ)
+    with group.connected(CPU):
+        work(group, *args)

@@ -20,7 +20,7 @@ from rich.table import Table
 from dcil import models
 from dcil.data import Dataset, Split
 from dcil.engine import EngineSettings, kernels
-from dcil.engine.cuda.ops import new_stream
+from dcil.engine.streams import new_stream
 from dcil.runs.environment import environment
 from dcil.selection import keep_largest, kth_smallest
 from dcil.train import Config, Trainer

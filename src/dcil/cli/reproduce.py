@@ -20,7 +20,7 @@ from rich.console import Console
 from dcil import data
 from dcil.cli.parser import Parser, device, epochs, positive, say
 from dcil.cli.train import add_engine_options, engine_settings
-from dcil.engine.process_group import alone
+from dcil.engine.process_group import require_single_process
 from dcil.errors import UserError
 from dcil.report.formatting import duration
 from dcil.reproduce import iterations, records, tables
@@ -36,7 +36,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def main(words: Sequence[str]) -> int:
-    alone("dcil reproduce")
+    require_single_process("dcil reproduce")
     parser = Parser("dcil reproduce", __doc__)
     add_options(parser)
     args = parser.parse(words)

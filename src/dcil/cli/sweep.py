@@ -21,7 +21,7 @@ from dcil.cli import report
 from dcil.cli.parser import Parser, positive, say
 from dcil.cli.train import add_options, engine_settings, options_of
 from dcil.engine import EngineSettings
-from dcil.engine.process_group import alone
+from dcil.engine.process_group import require_single_process
 from dcil.errors import UserError
 from dcil.runs.progress import Progress, progress_bars
 from dcil.train import Config, train
@@ -36,7 +36,7 @@ AXES = {"models": "model", "methods": "method", "sparsities": "sparsity", "seeds
 
 
 def main(words: Sequence[str]) -> int:
-    alone("dcil sweep")
+    require_single_process("dcil sweep")
     parser = Parser("dcil sweep", __doc__)
     add_options(parser)
     for option, field in AXES.items():

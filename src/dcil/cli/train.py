@@ -29,8 +29,8 @@ FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 
 
 def main(words: Sequence[str]) -> int:
-    group = ProcessGroup.of(os.environ)
-    with group.planning():
+    group = ProcessGroup.from_environment(os.environ)
+    with group.reporting_errors_once():
         args = read(words)
         base, runs = plan_comparison(options_of(args), args.recipe, args.out, args.resume)
         for run in runs:
@@ -40,10 +40,10 @@ def main(words: Sequence[str]) -> int:
         device = group.device(args.device)
     keep_freed_memory()
     console = Console()
-    with group.working(device):
+    with group.connected(device):
         for run in runs:
             train_one(console, run, args.data_dir, device, settings, group)
-    if group.first:
+    if group.is_rank_zero:
         finish(base, [run.folder.path for run in runs])
     return 0
 
@@ -52,7 +52,7 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     parser = Parser("dcil train", __doc__)
     add_options(parser)
     parser.add_argument(
-        "--local-norms", action="store_true", help="under torchrun: batch norm over each process's images alone"
+        "--local-norms", action="store_true", help="under torchrun: batch norm over each process's images require_single_process"
     )
     return parser.parse(words)
 

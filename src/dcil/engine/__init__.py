@@ -1,46 +1,81 @@
-"""Engines: what carries out the training steps. ``eager`` is the reference, ``graph`` the fast one on CUDA.
+"""Engines run the training steps: ``EagerEngine`` is the reference, the graph engine the fast one on CUDA.
 
-Reading order: eager, then graph, which needs flat (parameters in one tensor), route (how the paths run), fuse (the
-rewritten network) with ops and weights, source (batches), sgd, record, moves and ranking (mask updates). The files
-*_triton are kernels; without Triton, or on the CPU, plain torch does the same.
+Public: ``build``, the ``Engine`` protocol, ``EngineSettings``, ``executor`` (how a step computes), ``evaluate``,
+``process_group``, ``data_parallel`` and ``sync_batch_norm`` (several processes), ``lock`` and ``streams`` (several
+runs in one process). Private: ``cuda``, the graph engine, and ``kernels``, its Triton kernels; without CUDA graphs and
+Triton the graph engine computes the same in plain torch, and that is what the tests run on a CPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Protocol
+
 import torch
 
-from dcil import SparseNet
+from dcil import SparseNet, Update
 from dcil.data import Batches
-from dcil.engine.cuda.capture import PROCESS_LOCK
-from dcil.engine.cuda.graph import GraphEngine
+from dcil.engine.data_parallel import DataParallelEngine
 from dcil.engine.eager import Diverged, EagerEngine
+from dcil.engine.lock import PROCESS_LOCK
+from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.engine.settings import EngineSettings
+from dcil.engine.sync_batch_norm import synchronise_batch_norms
 from dcil.errors import UserError
 
-__all__ = ["PROCESS_LOCK", "Diverged", "EagerEngine", "Engine", "EngineSettings", "GraphEngine", "build"]
-
-Engine = EagerEngine | GraphEngine
+__all__ = ["PROCESS_LOCK", "Diverged", "EagerEngine", "Engine", "EngineSettings", "build"]
 
 
-def build(net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, speed: EngineSettings) -> Engine:
-    """The engine asked for; "auto" takes the eager one for what the fast one cannot do."""
-    if loader.device.type == "cuda" and loader.device.index is not None:
+class Engine(Protocol):
+    """What trains a network: ``name`` and ``settings`` go into the summary of a run."""
+
+    name: str
+    settings: EngineSettings
+
+    def epoch(self, epoch: int, rate: Callable[[int], float]) -> Iterator[Update | None]:
+        """Train through the epoch with learning rate ``rate(step)``; yield each step's mask update, if any."""
+
+    def totals(self) -> tuple[float, float, float]:
+        """Return the sum of the loss, the hits and the images of the last epoch."""
+
+    def evaluate(self) -> dict[str, tuple[float, float]]:
+        """Return path -> (top-1, top-5) in percent on the test images."""
+
+
+def build(
+    net: SparseNet,
+    optimizer: torch.optim.SGD,
+    loader: Batches,
+    settings: EngineSettings,
+    group: ProcessGroup = SINGLE_PROCESS,
+) -> Engine:
+    """Return the engine for these settings; "auto" falls back to the eager one where the graph engine cannot train."""
+    if group.world_size > 1 and settings.engine == "graph":
+        raise UserError("--engine graph trains in one process: under torchrun say --engine eager, or nothing")
+    if group.world_size == 1 and loader.device.type == "cuda" and loader.device.index is not None:
         torch.cuda.set_device(loader.device)  # streams and graphs belong to the current one
-    wanted = speed.on(loader.device)
-    reason = obstacle(net, wanted)
-    if reason and (speed.engine == "graph" or speed.low_memory):
-        raise UserError(f"this network cannot be trained so: {reason}")
-    if wanted.engine == "graph" and not reason:
-        return GraphEngine(net, optimizer, loader, wanted)
-    wanted.apply()
-    return EagerEngine(net, optimizer, loader, wanted)
+    chosen = (settings if group.world_size == 1 else replace(settings, engine="eager")).on(loader.device)
+    reason = obstacle(net, chosen)
+    if reason and (group.world_size > 1 or settings.engine == "graph" or settings.low_memory):
+        raise UserError(f"these engine settings cannot train this network: {reason}")
+    if chosen.engine == "graph" and not reason:
+        from dcil.engine.cuda.graph import GraphEngine
+
+        return GraphEngine(net, optimizer, loader, chosen)
+    if group.world_size > 1 and not group.local_norms:
+        synchronise_batch_norms(net, loader.device)
+    chosen.apply()
+    if group.world_size > 1:
+        return DataParallelEngine(net, optimizer, loader, chosen, group)
+    return EagerEngine(net, optimizer, loader, chosen)
 
 
-def obstacle(net: SparseNet, speed: EngineSettings) -> str | None:
-    """Why this network cannot be trained this way, if so."""
-    if speed.low_memory and any(isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.p for m in net.modules()):
+def obstacle(net: SparseNet, settings: EngineSettings) -> str | None:
+    """Return why this network cannot be trained with these settings, None if it can."""
+    if settings.low_memory and any(isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.p for m in net.modules()):
         return "--low-memory runs a path twice, and dropout would differ between the two"
-    if speed.engine == "eager":
+    if settings.engine == "eager":
         return None
     if any(p.dtype != torch.float32 for p in net.parameters()):
         return "its parameters must be float32"

@@ -1,4 +1,4 @@
-"""The plain training step, one operation after the other: what every other engine must agree with."""
+"""The plain training step, one operation after the other: the reference for every other engine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from dcil import SparseNet, Update
 from dcil.data import Batches
-from dcil.engine.cuda.executor import Eager, one_at_a_time
 from dcil.engine.evaluate import evaluate
+from dcil.engine.executor import EagerExecutor, one_at_a_time
 from dcil.engine.settings import EngineSettings
 from dcil.errors import UserError
 
 
 class Diverged(UserError):
-    """The loss is not a finite number any more."""
+    """The loss is no longer a finite number."""
 
     exit_code = 1
 
@@ -30,24 +30,25 @@ class Diverged(UserError):
         )
 
 
-def autocast(device: torch.device, speed: EngineSettings) -> AbstractContextManager[object]:
-    if speed.precision != "bf16":
+def autocast(device: torch.device, settings: EngineSettings) -> AbstractContextManager[object]:
+    """Return the autocast context of the settings' precision."""
+    if settings.precision != "bf16":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
 class EagerEngine:
-    """Runs anywhere, waits for the device at every step, and is easy to look into."""
+    """Runs on any device and waits for it at every step."""
 
     name = "eager"
 
-    def __init__(self, net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, speed: EngineSettings) -> None:
-        self.net, self.optimizer, self.loader, self.speed = net, optimizer, loader, speed
-        self.route = Eager(net)
+    def __init__(self, net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, settings: EngineSettings) -> None:
+        self.net, self.optimizer, self.loader, self.settings = net, optimizer, loader, settings
+        self.executor = EagerExecutor(net)
         self._totals = torch.zeros(3, dtype=torch.double)
 
     def epoch(self, epoch: int, rate: Callable[[int], float]) -> Iterator[Update | None]:
-        """Train through the epoch; after each step, the mask update it brought."""
+        """Train through the epoch; yield each step's mask update, if any."""
         self._totals = torch.zeros(3, dtype=torch.double, device=self.loader.device)  # loss, hits, images
         for i, (x, y) in enumerate(self.loader.train(epoch)):
             for group in self.optimizer.param_groups:
@@ -57,16 +58,16 @@ class EagerEngine:
             yield update
 
     def totals(self) -> tuple[float, float, float]:
-        """Sum of the loss, hits and images of the last epoch."""
+        """Return the sum of the loss, the hits and the images of the last epoch."""
         loss, hits, images = self._totals.tolist()
         return loss, hits, images
 
     def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Update | None]:
-        """One optimizer step: what it adds to the totals, and the mask update it brought."""
-        with autocast(x.device, self.speed):
-            if self.speed.low_memory:
+        """Run one optimizer step; return what it adds to the totals, and its mask update, if any."""
+        with autocast(x.device, self.settings):
+            if self.settings.low_memory:
                 self.optimizer.zero_grad()
-                output, loss = one_at_a_time(self.route, self.net.method.paths, self.net.loss, x, y)
+                output, loss = one_at_a_time(self.executor, self.net.method.paths, self.net.loss, x, y)
                 self.check(loss)
             else:
                 outputs = self.net(x)
@@ -80,9 +81,11 @@ class EagerEngine:
         return torch.stack([loss.detach() * len(y), hits, torch.full_like(hits, len(y))]).double(), update
 
     def check(self, loss: Tensor) -> None:
+        """Raise Diverged unless the loss is finite."""
         if not math.isfinite(value := loss.item()):
             raise Diverged.at(self.net.steps_done + 1, value, self.optimizer.defaults["lr"])
 
     def evaluate(self) -> dict[str, tuple[float, float]]:
-        with autocast(self.loader.device, self.speed):
+        """Return path -> (top-1, top-5) in percent on the test images."""
+        with autocast(self.loader.device, self.settings):
             return evaluate(self.net, self.loader)

@@ -1,8 +1,8 @@
-"""ProcessGroup: the processes that torchrun started, if it did. One is first: it alone writes files and speaks.
+"""The processes that torchrun started. Only rank 0 writes files and logs.
 
     torchrun --nproc-per-node 4 -m dcil train --dataset imagefolder …
 
-Every process reads its share of each batch; config, weights and masks are the same in all of them.
+Every process reads its shard of each batch; config, weights and masks are the same in all of them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dcil.errors import UserError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-#: The first process may read a folder of a million images from a slow disk while the others wait.
-PATIENCE = timedelta(hours=1)
-PAUSE = 5.0  # seconds that a process waits for another to say what went wrong
+#: Rank 0 may read a folder of a million images from a slow disk while the others wait.
+TIMEOUT = timedelta(hours=1)
+EXIT_DELAY = 5.0  # seconds that a process waits before it exits, while another reports the error
 
 
-class Lost(UserError):
-    """Another process of the team is gone."""
+class ProcessLost(UserError):
+    """Another process of the group has ended."""
 
     exit_code = 1
 
@@ -40,146 +40,148 @@ class Lost(UserError):
 @dataclass(frozen=True)
 class ProcessGroup:
     """
-    rank, world          this process's place among all
-    local, neighbours    and among those on its machine
-    local_norms          batch norms see this process's share only, not the joint batch: no communication in the
-                         forward pass, but then the result depends on the number of processes
+    rank, world_size               of this process among all
+    local_rank, local_world_size   of this process on its machine
+    local_norms                    batch norms see this process's shard only, not the global batch: no communication
+                                   in the forward pass, but the result depends on the number of processes
     """
 
     rank: int = 0
-    world: int = 1
-    local: int = 0
-    neighbours: int = 1
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
     local_norms: bool = False
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> ProcessGroup:
-        """What torchrun says; without it, or with one process, a team of one."""
+    def from_environment(cls, environment: Mapping[str, str]) -> ProcessGroup:
+        """Read the variables that torchrun sets; without them, or with one process, return a group of one."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if not all(name in environment for name in (*names, "MASTER_ADDR")) or environment["WORLD_SIZE"] == "1":
             return cls()
-        rank, world, local, neighbours = (int(environment[name]) for name in names)
-        return cls(rank, world, local, neighbours)
+        rank, world_size, local_rank, local_world_size = (int(environment[name]) for name in names)
+        return cls(rank, world_size, local_rank, local_world_size)
 
     @property
-    def first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         return self.rank == 0
 
     @contextmanager
-    def planning(self) -> Iterator[None]:
-        """Before they are connected, all processes find the same mistakes in the same command: the first says so.
+    def reporting_errors_once(self) -> Iterator[None]:
+        """Let rank 0 alone report errors that every process finds in the same command, before they are connected.
 
-        It alone speaks from here on. The others wait with their exit, because torchrun ends all processes with the
-        first one that ends; if nothing happens, they have found something that the first did not.
+        The output of the others is silenced from here on. They delay their exit, because torchrun ends all processes
+        with the first one that ends; if they are still running then, rank 0 has not found the error.
         """
-        if not self.first:
-            hush()
-        if self.world > 1 and self.local < torch.cuda.device_count():
-            torch.cuda.set_device(self.local)  # what asks for "cuda" means this one
+        if not self.is_rank_zero:
+            silence_output()
+        if self.world_size > 1 and self.local_rank < torch.cuda.device_count():
+            torch.cuda.set_device(self.local_rank)  # the device that "cuda" means in this process
         try:
             yield
         except Exception:
-            if not self.first:
-                time.sleep(PAUSE)
-                speak()
+            if not self.is_rank_zero:
+                time.sleep(EXIT_DELAY)
+                restore_output()
             raise
 
     def device(self, asked: torch.device) -> torch.device:
-        """The device of this process: each has a GPU for itself."""
-        if self.world == 1 or asked.type != "cuda":
+        """Return the device of this process: under torchrun, the GPU of its local rank."""
+        if self.world_size == 1 or asked.type != "cuda":
             return asked
         if asked.index is not None:
             raise UserError(f"--device {asked}: under torchrun every process has its own GPU; say --device cuda")
-        if self.neighbours > (gpus := torch.cuda.device_count()):
-            raise UserError(f"{self.neighbours} processes need as many GPUs, and this machine has {gpus}")
-        return torch.device("cuda", self.local)
+        if self.local_world_size > (gpus := torch.cuda.device_count()):
+            raise UserError(f"{self.local_world_size} processes need as many GPUs, and this machine has {gpus}")
+        return torch.device("cuda", self.local_rank)
 
-    # -- working together --------------------------------------------------------------------------------------------
+    # -- communication -----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def working(self, device: torch.device) -> Iterator[None]:
-        """While open, the processes are connected; of several that fail, the first to do so says why."""
-        if self.world == 1:
+    def connected(self, device: torch.device) -> Iterator[None]:
+        """Connect the processes; of several that fail, only the first to do so reports its error."""
+        if self.world_size == 1:
             yield
             return
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        store, _, _ = next(rendezvous("env://", self.rank, self.world, timeout=PATIENCE))
+        store, _, _ = next(rendezvous("env://", self.rank, self.world_size, timeout=TIMEOUT))
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world, timeout=PATIENCE)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=TIMEOUT)
         try:
             yield
         except BaseException as error:
             if not failed_first(store):
-                hush()
+                silence_output()
                 if not isinstance(error, KeyboardInterrupt):  # Ctrl-C reaches all of them at once
-                    time.sleep(PAUSE)  # for the same reason as above: until the one that speaks has spoken
+                    time.sleep(EXIT_DELAY)  # as above: torchrun would end the process that reports
                 raise SystemExit(1) from None
-            speak()
-            if is_loss(error):
-                raise Lost("another process of the team was killed, or ran out of memory; --resume goes on") from None
+            restore_output()
+            if is_lost_process(error):
+                raise ProcessLost("another process was killed, or ran out of memory; --resume continues") from None
             raise
         dist.destroy_process_group()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """``tensor`` becomes the sum over the team, in place: the same bits everywhere."""
-        if self.world > 1:
+        """Sum ``tensor`` over the processes, in place: the same bits in each of them."""
+        if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
 
-    def agree(self, what: str, value: Tensor) -> None:
-        """An error in every process if ``value`` is not the same in all of them."""
-        if self.world == 1:
+    def check_equal(self, what: str, value: Tensor) -> None:
+        """Raise an error in every process if ``value`` is not the same in all of them."""
+        if self.world_size == 1:
             return
-        everyone = [torch.empty_like(value) for _ in range(self.world)]
-        dist.all_gather(everyone, value)
-        if odd := [rank for rank, other in enumerate(everyone) if not torch.equal(other, everyone[0])]:
-            raise UserError(f"the processes do not agree on {what}: {odd[0]} differs from 0")
+        values = [torch.empty_like(value) for _ in range(self.world_size)]
+        dist.all_gather(values, value)
+        if odd := [rank for rank, other in enumerate(values) if not torch.equal(other, values[0])]:
+            raise UserError(f"{what} must be equal in all processes, but rank {odd[0]} differs from rank 0")
 
     @contextmanager
-    def one_before_the_others(self, device: torch.device) -> Iterator[None]:
-        """One process of each machine goes first: it may have to download what all then read."""
-        if self.local:
+    def local_rank_zero_first(self, device: torch.device) -> Iterator[None]:
+        """Run the block in one process of each machine before the others: it may download what all then read."""
+        if self.local_rank:
             self.sum(torch.zeros(1, device=device))
         yield
-        if not self.local:
+        if not self.local_rank:
             self.sum(torch.zeros(1, device=device))
 
     def record(self) -> dict[str, str]:
-        """For the summary of a run."""
-        if self.world == 1:
+        """Return what the summary of a run says about the processes."""
+        if self.world_size == 1:
             return {}
-        return {"processes": str(self.world), "norms": "local" if self.local_norms else "joint"}
+        return {"processes": str(self.world_size), "norms": "local" if self.local_norms else "joint"}
 
 
-SINGLE_PROCESS = ProcessGroup()  # a process on its own
+SINGLE_PROCESS = ProcessGroup()
 
 
-def hush() -> None:
+def silence_output() -> None:
+    """Discard what this process prints from now on."""
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # open until the process ends
 
 
-def speak() -> None:
+def restore_output() -> None:
+    """Print again."""
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
 
 
 def failed_first(store: Store) -> bool:
-    """Is this the first process to say that it failed?"""
+    """Return True in the first process that calls this."""
     try:
         return bool(store.add("failed", 1) == 1)
-    except RuntimeError:  # torchrun, which keeps the store, is gone itself
+    except RuntimeError:  # torchrun, which keeps the store, has ended
         return False
 
 
-def is_loss(error: BaseException) -> bool:
-    """Is this how gloo, NCCL or the store says that another process is gone?"""
+def is_lost_process(error: BaseException) -> bool:
+    """Return True if this is how gloo, NCCL or the store report that another process has ended."""
     said = isinstance(error, RuntimeError) and any(word in str(error) for word in ("peer", "ncclRemoteError"))
     return said or isinstance(error, dist.DistNetworkError)
 
 
-def alone(command: str) -> None:
-    """For commands that know nothing of teams: several processes would do the same work side by side."""
-    team = ProcessGroup.of(os.environ)
-    if team.world > 1:
-        with team.planning():
+def require_single_process(command: str) -> None:
+    """Refuse torchrun for commands that would do the same work in every process."""
+    group = ProcessGroup.from_environment(os.environ)
+    if group.world_size > 1:
+        with group.reporting_errors_once():
             raise UserError(f"{command} does not run under torchrun: start it as one process")

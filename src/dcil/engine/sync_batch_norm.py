@@ -1,11 +1,11 @@
-"""Batch normalisation over the joint batch of a team, so that the number of processes changes no result.
+"""Batch normalisation over the global batch of several processes, so that their number changes no result.
 
-On CUDA this is torch's SyncBatchNorm. That knows no CPU, where the same equations are written out:
+On CUDA this is torch's SyncBatchNorm, which does not run on the CPU; there the same equations are written out:
 
     mean = sum(x) / n,    var = sum((x - mean)^2) / n,    y = (x - mean) / sqrt(var + eps) * weight + bias
 
-with sums, and the gradients that come back through them, over the images of all processes. A process whose share of a
-batch is empty takes part with sums of nothing.
+with sums, and the gradients that come back through them, over the images of all processes. A process whose shard of a
+batch is empty takes part with sums of 0.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-class OnCuda(nn.SyncBatchNorm):
-    """SyncBatchNorm, which forgets that statistics are float32 when a process has no images in half precision."""
+class CudaSyncBatchNorm(nn.SyncBatchNorm):
+    """SyncBatchNorm that accepts an empty half-precision batch, where torch's mixes up the type of the statistics."""
 
     def forward(self, input: Tensor) -> Tensor:
         half = not input.numel() and input.dtype in (torch.bfloat16, torch.float16)
@@ -27,24 +27,26 @@ class OnCuda(nn.SyncBatchNorm):
         return out.to(input.dtype)
 
 
-class OnCpu(_BatchNorm):
+class CpuSyncBatchNorm(_BatchNorm):
+    """Synchronised batch norm written out for the CPU."""
+
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             out: Tensor = super().forward(input)
             return out
         others = [d for d in range(input.dim()) if d != 1]
         shape = [-1 if d == 1 else 1 for d in range(input.dim())]
-        sums = total(torch.cat([input.sum(others), input.new_full((1,), input.numel() // input.shape[1])]))
+        sums = all_reduce(torch.cat([input.sum(others), input.new_full((1,), input.numel() // input.shape[1])]))
         count = sums[-1]
         mean = sums[:-1] / count
         centred = input - mean.view(shape)
-        var = total(centred.square().sum(others)) / count
-        self.track(mean.detach(), (var * count / (count - 1)).detach())
+        var = all_reduce(centred.square().sum(others)) / count
+        self.update_running(mean.detach(), (var * count / (count - 1)).detach())
         scale = torch.rsqrt(var + self.eps) * (1 if self.weight is None else self.weight)
         out = centred * scale.view(shape)
         return out if self.bias is None else out + self.bias.view(shape)
 
-    def track(self, mean: Tensor, var: Tensor) -> None:
+    def update_running(self, mean: Tensor, var: Tensor) -> None:
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked.add_(1)
@@ -55,8 +57,8 @@ class OnCpu(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None: ...
 
 
-class Total(torch.autograd.Function):
-    """The sum over all processes; every process's loss depends on it, so its gradient is summed as well."""
+class _AllReduce(torch.autograd.Function):
+    """Sums over all processes; every process's loss depends on the sum, so its gradient is summed as well."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:
@@ -71,14 +73,15 @@ class Total(torch.autograd.Function):
         return found
 
 
-def total(part: Tensor) -> Tensor:
-    found: Tensor = Total.apply(part)  # type: ignore[no-untyped-call]
+def all_reduce(part: Tensor) -> Tensor:
+    """Return the differentiable sum over all processes."""
+    found: Tensor = _AllReduce.apply(part)  # type: ignore[no-untyped-call]
     return found
 
 
 def synchronise_batch_norms(net: nn.Module, device: torch.device) -> None:
-    """Every batch norm in ``net``, private copies included, becomes one over the joint batch with the same tensors."""
-    kind = OnCuda if device.type == "cuda" else OnCpu
+    """Replace every batch norm in ``net``, private copies included, by a synchronised one with the same tensors."""
+    kind = CudaSyncBatchNorm if device.type == "cuda" else CpuSyncBatchNorm
     for parent in list(net.modules()):
         for name, norm in list(parent.named_children()):
             if isinstance(norm, _BatchNorm):

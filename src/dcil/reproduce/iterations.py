@@ -84,7 +84,7 @@ def record_trace(trace: IterationTrace, options: RunOptions, budget: Budget, pro
     accuracy: list[Tensor] = []
     updates: list[list[Any]] = []
     for i, update in enumerate(trainer.engine.epoch(epoch, lambda i: trainer.config.lr_at(epoch + i / steps))):
-        accuracy.append(top1(trainer.net, trainer.loader, trainer.engine.speed))
+        accuracy.append(top1(trainer.net, trainer.loader, trainer.engine.settings))
         if update is not None:
             updates.append([i + 1, *update.changes.tolist()])
     content = {
@@ -94,7 +94,7 @@ def record_trace(trace: IterationTrace, options: RunOptions, budget: Budget, pro
         "epoch": trace.epoch,
         "config": run.folder.record(),
         "code": records.code_version(),
-        "environment": environment(options.device) | trainer.engine.speed.record(trainer.engine.name),
+        "environment": environment(options.device) | trainer.engine.settings.record(trainer.engine.name),
         "top1": [round(v, 4) for v in torch.stack(accuracy).tolist()],
         "updates": updates,
     }

@@ -93,7 +93,7 @@ class ProbeCallback(RunCallback):
 
     def __init__(self, trainer: Trainer, options: RunOptions, snapshots: Sequence[int]) -> None:
         self.options, self.snapshots, self.steps = options, snapshots, trainer.loader.steps
-        self.probe = MaskProbe(trainer.net, trainer.loader, trainer.engine.speed)
+        self.probe = MaskProbe(trainer.net, trainer.loader, trainer.engine.settings)
         self.session_recorded = False
 
     def restore(self, folder: Path, epoch: int) -> None:

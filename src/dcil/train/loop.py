@@ -72,23 +72,23 @@ def train(
     if (done := folder.summary()) is not None:
         return done
     with PROCESS_LOCK:  # runs in other threads draw from the same random numbers
-        with group.one_before_the_others(device):
+        with group.local_rank_zero_first(device):
             dataset = load(config.dataset, data_dir)
         trainer = Trainer.build(config, dataset, device, settings, group)
-    folder = folder if group.first else ReadOnlyRunFolder(folder.path)
+    folder = folder if group.is_rank_zero else ReadOnlyRunFolder(folder.path)
     with folder.locked():
         if not folder.started:
             folder.create(to_json(config, trainer.net.method, dataset.classes, dataset.shape))
         folder.tidy()
         start = folder.restore(trainer.net, trainer.optimizer)
-        group.agree(f"the checkpoint in {folder.path}", torch.tensor(start, device=device))
+        group.check_equal(f"the checkpoint in {folder.path}", torch.tensor(start, device=device))
         folder.rewind_metrics(start)
         for row in folder.metrics():
             progress(row["epoch"], 0.0, row)
         hooks = callback(trainer)
         hooks.restore(folder.path, start)
         run_epochs(trainer, folder, range(start, min(config.total_epochs, until)), progress, hooks)
-        return finish(folder, trainer) if group.first and until >= config.total_epochs else {}
+        return finish(folder, trainer) if group.is_rank_zero and until >= config.total_epochs else {}
 
 
 def run_epochs(trainer: Trainer, folder: RunFolder, epochs: range, progress: Progress, hooks: RunCallback) -> None:
@@ -153,7 +153,7 @@ def summary_of(trainer: Trainer, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "layers": layers,
         "notes": net.notes(),
         "environment": environment(trainer.loader.device)
-        | trainer.engine.speed.record(trainer.engine.name)
+        | trainer.engine.settings.record(trainer.engine.name)
         | trainer.group.record(),
         "complete": True,
     }

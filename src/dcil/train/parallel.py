@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dcil.engine.cuda.ops import new_stream
+from dcil.engine.streams import new_stream
 from dcil.errors import UserError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 
 from dcil import SparseNet, Update, models
 from dcil.data import Batches, ImageData
-from dcil.engine import PROCESS_LOCK, Engine, EngineSettings, data_parallel
+from dcil.engine import PROCESS_LOCK, Engine, EngineSettings, build
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.errors import UserError
 from dcil.runs.progress import Progress
@@ -40,7 +40,7 @@ class Trainer:
     ) -> Trainer:
         """Build the network, optimizer, loader and engine of ``config``."""
         check_last_batch(config.batch, dataset.train_size, group)
-        loader = dataset.loader(config.batch, device, config.seed, group.rank, group.world)
+        loader = dataset.loader(config.batch, device, config.seed, group.rank, group.world_size)
         reseed(config.seed, 0)
         model = models.build(config.model, dataset.classes, dataset.shape[0]).to(device)
         net = SparseNet(model, config.build_method(loader.steps))
@@ -52,7 +52,7 @@ class Trainer:
             nesterov=config.momentum > 0,
             weight_decay=config.weight_decay,
         )
-        engine = data_parallel.build(net, optimizer, loader, settings or EngineSettings(), group)
+        engine = build(net, optimizer, loader, settings or EngineSettings(), group)
         return cls(config, net, optimizer, loader, engine, group)
 
     def epoch(self, epoch: int, progress: Progress) -> dict[str, Any]:
@@ -97,9 +97,9 @@ def check_last_batch(batch: int, images: int, group: ProcessGroup) -> None:
             f"the last batch must have two images for norm layers, --batch {batch} leaves one image; change it"
         )
     left = images % batch or batch
-    if group.world > 1 and group.local_norms and left < 2 * group.world:
+    if group.world_size > 1 and group.local_norms and left < 2 * group.world_size:
         raise UserError(
-            f"with --local-norms each of {group.world} processes must have two images of the last batch, "
+            f"with --local-norms each of {group.world_size} processes must have two images of the last batch, "
             f"--batch {batch} leaves {left} images; change it"
         )
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from dcil.data import Batches, Loader
 from dcil.data.batches import Batch
 from dcil.engine import kernels
-
-TEST_PIXELS = 2**24  # in a batch of the evaluation
+from dcil.engine.evaluate import large_batch_size
 
 
 class Source(Protocol):
@@ -44,8 +43,7 @@ class OnDevice:
         self.loader, self.kernel = loader, kernel
         self.drawn = torch.stack(loader.draw(0)).to(loader.device)
         self.position = torch.zeros((), dtype=torch.long, device=loader.device)
-        height, width = loader.size
-        self.test_images = max(loader.batch, min(2000, TEST_PIXELS // (height * width)))
+        self.test_images = large_batch_size(loader)
         self.ahead = torch.arange(max(loader.batch, self.test_images), device=loader.device)
 
     def train(self, epoch: int) -> Iterator[int]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from dcil.engine.cuda.ops import new_stream
+from dcil.engine.lock import PROCESS_LOCK
+from dcil.engine.streams import new_stream
 
-#: What only one run of a process may do at a time: build a network (torch's global random numbers), trace it, record,
-#: and whatever lets cuDNN choose among algorithms, for which it waits for the whole device, which spoils a recording.
-PROCESS_LOCK = threading.RLock()
 WARM_UPS = 3  # for what libraries do on first sight: choosing algorithms, compiling, allocating
 
 
@@ -22,7 +19,7 @@ class GraphRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.stream = new_stream(device, urgent=True) if device.type == "cuda" else None
+        self.stream = new_stream(device, high_priority=True) if device.type == "cuda" else None
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def record(self, work: Callable[[], None], before: Callable[[], None]) -> Callable[[], None]:

@@ -1,11 +1,8 @@
-"""How the outputs of the paths and the gradient of a loss come about: through the network as it is, each path on its
-own stream, or through its fused form."""
+"""Executors on flat parameters: the network as it is with each path on its own stream, and the fused network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,88 +10,15 @@ from torch.func import functional_call
 
 from dcil import SparseNet
 from dcil.engine.cuda.flat import Flat, roles_of, room, window
-from dcil.engine.cuda.ops import SideStream, new_stream
+from dcil.engine.cuda.ops import SideStream
 from dcil.engine.cuda.rewrite import Program, Rewriter, traced
 from dcil.engine.cuda.weights import collect, gradient_of, seen
-
-Outputs = dict[str, Tensor]
-Loss = Callable[[Outputs, Tensor], Tensor]
-Note = Callable[[Outputs, Tensor], None]
+from dcil.engine.executor import Outputs
+from dcil.engine.streams import Streams
 
 
-class Route(Protocol):
-    def begin(self) -> None:
-        """Before the first path of a step: the weights are final."""
-
-    def outputs(self, x: Tensor, paths: Iterable[str], track: bool = True) -> Outputs:
-        """What the paths make of the images; without ``track`` no running statistics move."""
-
-    def backward(self, loss: Tensor) -> None:
-        """The gradient of ``loss``, in addition to those before it in this step."""
-
-    def finish(self) -> None:
-        """After the last ``backward``: the gradient is where the optimizer looks for it."""
-
-
-def all_at_once(
-    route: Route, paths: Iterable[str], loss: Loss, x: Tensor, y: Tensor, note: Note = lambda outputs, loss: None
-) -> tuple[Outputs, Tensor]:
-    """Outputs and loss of a step, which ``note`` gets before the backward pass."""
-    outputs = route.outputs(x, paths)
-    value = loss(outputs, y)
-    result = {path: output.detach() for path, output in outputs.items()}, value.detach()
-    note(*result)
-    route.backward(value)
-    return result
-
-
-def one_at_a_time(
-    route: Route, paths: Iterable[str], loss: Loss, x: Tensor, y: Tensor, note: Note = lambda outputs, loss: None
-) -> tuple[Outputs, Tensor]:
-    """The same gradient with one path's activations in memory: d f(p, s) = d f(p, const) + d f(const, s).
-
-    The price is one more forward pass of each path but the first, whose outputs the first one's loss needs.
-    """
-    names = list(paths)
-    with torch.no_grad():
-        known = {name: output for name in names[1:] for name, output in route.outputs(x, [name], track=False).items()}
-    value = torch.zeros(())
-    for name in names:
-        known |= route.outputs(x, [name])
-        value = loss({path: known[path] for path in names if path in known}, y)
-        route.backward(value)
-        known = {path: output.detach() for path, output in known.items()}
-    note(known, value.detach())
-    return known, value.detach()
-
-
-class Eager:
-    """The network as it is, nothing else."""
-
-    def __init__(self, net: SparseNet) -> None:
-        self.net = net
-
-    def begin(self) -> None: ...
-
-    def outputs(self, x: Tensor, paths: Iterable[str], track: bool = True) -> Outputs:
-        if track:
-            return {path: self.net.path(path, x) for path in paths}
-        return {path: self.untracked(path, x) for path in paths}
-
-    def untracked(self, path: str, x: Tensor) -> Tensor:
-        tensors = self.net.tensors(path)
-        buffers = {name: tensors.get(name, buffer).clone() for name, buffer in self.net.model.named_buffers()}
-        out: Tensor = functional_call(self.net.model, tensors | buffers, (x,))
-        return out
-
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    def finish(self) -> None: ...
-
-
-class Plain:
-    """The network as it is, on flat parameters, each path on its own stream."""
+class PlainExecutor:
+    """Runs the network as it is on the flat parameters, each path on its own stream."""
 
     def __init__(self, net: SparseNet, flat: Flat) -> None:
         self.net, self.flat, self.roles = net, flat, roles_of(net)
@@ -117,7 +41,7 @@ class Plain:
         return found
 
     def tensors(self, path: str, track: bool) -> dict[str, Tensor]:
-        """As ``SparseNet.tensors``, but out of the flat parameters."""
+        """Return what ``SparseNet.tensors`` does, as views of the flat parameters."""
         place = list(self.net.method.paths).index(path)
         values = seen(self.net, self.flat, path, self.pieces[0])
         starts = self.flat.packed.starts
@@ -147,8 +71,8 @@ class Plain:
         self.pieces = ()
 
 
-class Fused:
-    """One program per stream: all paths stacked in one, or one for each."""
+class FusedExecutor:
+    """Runs fused programs, one per stream: all paths stacked in one program, or one program for each."""
 
     def __init__(
         self,
@@ -156,17 +80,17 @@ class Fused:
         flat: Flat,
         dtype: torch.dtype,
         groups: Sequence[tuple[str, ...]],
-        lanes: bool,
+        side_streams: bool,
         serial: bool,
         x: Tensor,
     ) -> None:
         self.flat = flat
         model = traced(net.model, x)
-        self.lanes = {group: SideStream(flat.device, lanes) for group in groups}
+        self.side_streams = {group: SideStream(flat.device, side_streams) for group in groups}
         self.programs: dict[tuple[str, ...], Program] = {
-            group: Rewriter(net, model, flat, group, dtype, self.lanes[group]).build() for group in groups
+            group: Rewriter(net, model, flat, group, dtype, self.side_streams[group]).build() for group in groups
         }
-        # Memory that one stream frees is not for another: to hold one path at a time, all must be on the same.
+        # Memory freed on one stream is not reused on another: to hold one path at a time, all must be on the same.
         self.streams = Streams(flat.device, groups[:1] if serial else groups)
 
     def begin(self) -> None:
@@ -186,11 +110,11 @@ class Fused:
 
     @property
     def evaluates(self) -> bool:
-        """Do the networks differ in evaluation by what their modules do alone?"""
+        """Return True if the programs have the same graph in training and in evaluation."""
         return all(program.same_in_evaluation for program in self.programs.values())
 
     def evaluate(self, x: Tensor) -> Outputs:
-        """What the paths make of the images by their running statistics."""
+        """Return the outputs of all paths, computed with the running statistics."""
         self.begin()
         for program in self.programs.values():
             program.run.eval()
@@ -206,38 +130,9 @@ class Fused:
         with self.streams.forked() as on:
             for group, program in self.programs.items():
                 with on(group):
-                    if not self.lanes[group].join():
+                    if not self.side_streams[group].join():
                         program.forget()  # the loss did not depend on it
                     program.head.collect()
                     program.weights.collect_others()
         collect([program.weights for program in self.programs.values()], self.flat)
         self.flat.counters.flat.add_(1)
-
-
-class Streams:
-    """Side by side inside one step; on the CPU one after the other."""
-
-    def __init__(self, device: torch.device, keys: Sequence[Hashable]) -> None:
-        self.streams: dict[Hashable, torch.cuda.Stream] = {}
-        if device.type == "cuda":
-            self.streams = {key: new_stream(device, urgent=True) for key in keys[1:]}
-
-    @contextmanager
-    def forked(self, late: bool = False) -> Iterator[Callable[[Hashable], AbstractContextManager[object]]]:
-        """Gives key -> a context in which work goes to that key's stream; the current one waits for all at the end.
-
-        The streams start from here or, ``late``, from where they are entered.
-        """
-
-        def on(key: Hashable) -> AbstractContextManager[object]:
-            if key not in self.streams:
-                return nullcontext()
-            if late:
-                self.streams[key].wait_stream(torch.cuda.current_stream())
-            return torch.cuda.stream(self.streams[key])
-
-        for stream in self.streams.values():
-            stream.wait_stream(torch.cuda.current_stream())
-        yield on
-        for stream in self.streams.values():
-            torch.cuda.current_stream().wait_stream(stream)

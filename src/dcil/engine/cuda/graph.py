@@ -19,15 +19,18 @@ from dcil.data import Batches
 from dcil.distillation import MutualDistillation
 from dcil.engine import kernels
 from dcil.engine.cuda.batches import source
-from dcil.engine.cuda.capture import PROCESS_LOCK, GraphRecorder, restoring
-from dcil.engine.cuda.executor import Fused, Outputs, Plain, Route, Streams, all_at_once, one_at_a_time
+from dcil.engine.cuda.capture import GraphRecorder, restoring
+from dcil.engine.cuda.executor import FusedExecutor, PlainExecutor
 from dcil.engine.cuda.flat import Flat
 from dcil.engine.cuda.mask_updates import RecordedHooks
 from dcil.engine.cuda.rewrite import Unfusable
 from dcil.engine.cuda.sgd import SGD
 from dcil.engine.eager import Diverged, autocast
-from dcil.engine.evaluate import correct
+from dcil.engine.evaluate import Evaluation
+from dcil.engine.executor import Executor, Outputs, all_at_once, one_at_a_time
+from dcil.engine.lock import PROCESS_LOCK
 from dcil.engine.settings import EngineSettings
+from dcil.engine.streams import Streams
 
 CHECK_EVERY = 500  # steps between looks at the device for a loss that is not finite
 NARROW = 64  # channels: networks up to here wait for launches; wider ones fill the GPU on their own
@@ -38,8 +41,9 @@ class GraphEngine:
 
     name = "graph"
 
-    def __init__(self, net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, speed: EngineSettings) -> None:
-        self.net, self.optimizer, self.loader, self.speed = net, optimizer, loader, speed
+    def __init__(self, net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, settings: EngineSettings) -> None:
+        self.net, self.optimizer, self.loader, self.speed = net, optimizer, loader, settings
+        self.settings = settings
         device = loader.device
         self.sgd = SGD.like(optimizer)
         self.recorder = GraphRecorder(device)
@@ -47,13 +51,13 @@ class GraphEngine:
         self.beside = Streams(device, ["main", "beside"])
         self.minus_lr = torch.zeros((), device=device)
         self.sums = torch.zeros(3, dtype=torch.double, device=device)  # loss, hits, images
-        self.hits = torch.zeros(len(net.method.paths), 2, dtype=torch.long, device=device)
+        self.evaluation = Evaluation(net, device)
         # Steps done, the first step with a bad loss (0: none yet), and that loss.
         self.count = torch.zeros((), dtype=torch.long, device=device)
         self.bad = torch.zeros((), dtype=torch.long, device=device)
         self.bad_loss = torch.zeros((), device=device)
         self.ready = False
-        self.route: Route | None = None
+        self.route: Executor | None = None
 
     def prepare(self) -> None:
         """At the first epoch, when the checkpoint has been read: take the network's tensors into our hands."""
@@ -129,14 +133,14 @@ class GraphEngine:
         if key not in self.recordings:
             with PROCESS_LOCK, restoring(self.changed()):
                 if self.route is None and kind == "train":
-                    self.route = choose_route(self.net, self.flat, self.speed, self.source.batch(size)[0])
+                    self.route = choose_executor(self.net, self.flat, self.speed, self.source.batch(size)[0])
                 self.recordings[key] = self.recorder.record(work, before=self.source.rewind)
         return self.recordings[key]
 
     def changed(self) -> list[Tensor]:
         """Every tensor that a recorded piece of work moves."""
         flat = self.flat
-        mine = [self.sums, self.hits, self.count, self.bad, self.bad_loss]
+        mine = [self.sums, self.evaluation.counts, self.count, self.bad, self.bad_loss]
         mine += [flat.weights, flat.gradient, flat.momentum, flat.masks, flat.statistics.flat, flat.counters.flat]
         mine += [*self.net.state.values(), *self.net.model.buffers()]
         position = getattr(self.source, "position", None)
@@ -155,56 +159,51 @@ class GraphEngine:
     # -- evaluation --------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> dict[str, tuple[float, float]]:
-        """Path -> (top-1, top-5) in percent; waits for the device."""
+        """Return path -> (top-1, top-5) in percent; waits for the device."""
         self.prepare()
-        self.net.eval()
-        self.hits.zero_()
-        images = 0
-        for size in self.source.test():
-            self.recording("test", size, self.shortcut is not None, partial(self.look, size))()
-            images += size
-        self.net.train()
-        counts = self.hits.tolist()
-        return {
-            p: (100 * a / images, 100 * b / images) for p, (a, b) in zip(self.net.method.paths, counts, strict=True)
-        }
+
+        def replay(size: int) -> None:
+            self.recording("test", size, self.shortcut is not None, partial(self.count_batch, size))()
+
+        self.evaluation.run(self.source.test(), replay)
+        return self.evaluation.accuracy()
 
     @torch.no_grad()
-    def look(self, size: int) -> None:
+    def count_batch(self, size: int) -> None:
+        """Count the next test batch. This is what is recorded."""
         x, y = self.source.test_batch(size)
         with autocast(self.loader.device, self.speed):
-            outputs = self.shortcut.evaluate(x) if self.shortcut else {}
-            for total, path in zip(self.hits, self.net.method.paths, strict=True):
-                total.add_(correct(outputs[path] if outputs else self.net.path(path, x), y))
+            outputs = self.shortcut.evaluate(x) if self.shortcut else None
+            self.evaluation.add(x, y, (lambda path, x: outputs[path]) if outputs else None)
 
     @property
-    def shortcut(self) -> Fused | None:
+    def shortcut(self) -> FusedExecutor | None:
         """The fused network, if training has begun, it serves evaluation, and its last bit need not be torch's."""
         exact, route = self.speed.precision == "fp32", self.route
-        return route if isinstance(route, Fused) and route.evaluates and not exact else None
+        return route if isinstance(route, FusedExecutor) and route.evaluates and not exact else None
 
 
-def choose_route(net: SparseNet, flat: Flat, speed: EngineSettings, x: Tensor) -> Route:
+def choose_executor(net: SparseNet, flat: Flat, settings: EngineSettings, x: Tensor) -> Executor:
     """The fused network where it can be had: stacked if narrow, else a path per stream."""
     paths = tuple(net.method.paths)
-    groups: list[list[tuple[str, ...]]] = [[(path,) for path in paths]] if speed.route != "plain" else []
-    if speed.route == "auto" and x.is_cuda and not kernels.AVAILABLE:
+    groups: list[list[tuple[str, ...]]] = [[(path,) for path in paths]] if settings.executor != "plain" else []
+    if settings.executor == "auto" and x.is_cuda and not kernels.AVAILABLE:
         groups = []  # the fused network without its kernels would be slower than the plain one
     narrow = widest(net.model) <= NARROW
     # Alone, a narrow path is faster on its own stream; among other runs, one launch for all paths saves work.
-    stack = speed.route == "stacked" or (speed.route == "auto" and narrow and speed.shared_gpu)
-    if stack and not speed.low_memory and len(paths) > 1:
+    stack = settings.executor == "stacked" or (settings.executor == "auto" and narrow and settings.shared_gpu)
+    if stack and not settings.low_memory and len(paths) > 1:
         groups.insert(0, [paths])
-    lanes = not speed.shared_gpu and (narrow or len(paths) == 1)
-    dtype = torch.bfloat16 if speed.precision == "bf16" else torch.float32
+    side_streams = not settings.shared_gpu and (narrow or len(paths) == 1)
+    dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
     for group in groups:
         try:
-            route = Fused(net, flat, dtype, group, lanes, serial=speed.low_memory, x=x)
+            executor = FusedExecutor(net, flat, dtype, group, side_streams, serial=settings.low_memory, x=x)
         except Unfusable:
             continue
-        if agrees(route, net, speed, x):
-            return route
-    return Plain(net, flat)
+        if agrees(executor, net, settings, x):
+            return executor
+    return PlainExecutor(net, flat)
 
 
 def widest(model: nn.Module) -> int:
@@ -212,16 +211,16 @@ def widest(model: nn.Module) -> int:
 
 
 @torch.no_grad()
-def agrees(route: Route, net: SparseNet, speed: EngineSettings, x: Tensor) -> bool:
+def agrees(executor: Executor, net: SparseNet, settings: EngineSettings, x: Tensor) -> bool:
     """Does the fused form compute what the network computes? Asked once, of the first batch."""
-    with autocast(x.device, speed):
+    with autocast(x.device, settings):
         want = net(x)
         try:
-            route.begin()
-            got = route.outputs(x, net.method.paths, track=False)
+            executor.begin()
+            got = executor.outputs(x, net.method.paths, track=False)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except RuntimeError:  # shapes that do not fit: something stands before the first convolution of a stack
             return False
     off = [float((got[p].float() - want[p].float()).norm() / want[p].float().norm()) for p in want]
-    return max(off) < (0.1 if speed.precision == "bf16" else 0.01)
+    return max(off) < (0.1 if settings.precision == "bf16" else 0.01)

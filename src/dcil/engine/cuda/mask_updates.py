@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from dcil import SparseNet, StepContext
-from dcil.engine.cuda.capture import PROCESS_LOCK, GraphRecorder
+from dcil.engine.cuda.capture import GraphRecorder
 from dcil.engine.cuda.flat import Flat
 from dcil.engine.cuda.ranking import Ranking, ranks
+from dcil.engine.lock import PROCESS_LOCK
 
 
 class RecordedHooks:

@@ -11,11 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from dcil.engine import kernels
-
-
-def new_stream(device: torch.device, urgent: bool = False) -> torch.cuda.Stream:
-    """``urgent``: work that others wait for goes before work that nobody does."""
-    return torch.cuda.Stream(device, priority=-1 if urgent else 0)  # type: ignore[no-untyped-call,unused-ignore]
+from dcil.engine.streams import new_stream
 
 
 class SideStream:
