@@ -1,1 +1,1 @@
-"""Benchmarks: everything they compare is measured in one run, interleaved, and printed as ratios."""
+"""Benchmarks: what they compare is measured in turns in one run and printed as ratios (``clock``)."""

@@ -1,7 +1,6 @@
-"""Sparse inference on this CPU: ours beside every dense engine that is installed, taking turns in one run.
+"""Time of sparse inference on this CPU: our runtime and every other engine that is installed, in turns in one run.
 
-Ratios are to the fastest dense fp32 engine. Dense INT8 stands beside them, because a pruned fp32 network competes with
-that too.
+Ratios are to the fastest dense fp32 engine. Dense INT8 is listed too, because a pruned fp32 network competes with it.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import importlib.metadata
 import json
 import os
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from dcil import models
+from dcil.bench.clock import in_turns, repeated_ms
 from dcil.bench.engines import DENSE, INT8, SPARSE, Make, Run
 from dcil.runs.environment import environment
 from dcil.scope import ERK, Scope, Uniform
@@ -33,8 +33,8 @@ from dcil.weight import PrunableWeight
 
 @dataclass(frozen=True)
 class Case:
-    """A network under one or more masks, one batch size, one thread count. Dense engines run the first: to them a zero
-    is a number like any other."""
+    """A network with one or more masks, a batch and a thread count. Dense engines run the first: they do not skip
+    zeros."""
 
     name: str
     models: dict[str, nn.Module]  # by what its masks are called
@@ -44,7 +44,7 @@ class Case:
 
 @dataclass
 class Timing:
-    """Milliseconds per batch: the median of the rounds' medians, and the least of all, which says more when busy.
+    """Milliseconds per batch: the median of the rounds' medians, and the least of all, less affected by a busy machine.
 
     ``masks`` is empty for dense engines, ``error`` relative to torch; ``failed`` says why an engine did not run.
     """
@@ -67,7 +67,7 @@ def image_size(name: str) -> int:
 
 
 def masked(name: str, masks: str, sparsity: float, seed: int = 0) -> nn.Module:
-    """A fresh network under random masks: ``uniform`` over the convolutions, or ``erk`` densities."""
+    """Return a new network with random masks: ``uniform`` over the convolutions, or ``erk`` densities."""
     torch.manual_seed(seed)
     model = models.build(name, 1000 if image_size(name) == 224 else 10).eval()
     names = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
@@ -83,7 +83,7 @@ def masked(name: str, masks: str, sparsity: float, seed: int = 0) -> nn.Module:
 
 
 def measure(case: Case, engines: dict[str, Make], rounds: int) -> list[Timing]:
-    """All engines take turns, so that whatever else the machine does hits all of them."""
+    """Time all engines in turns; one that does not run gets the reason instead of times."""
     torch.set_num_threads(case.threads)
     timings: list[Timing] = []
     runs: list[tuple[Timing, Run]] = []
@@ -92,21 +92,19 @@ def measure(case: Case, engines: dict[str, Make], rounds: int) -> list[Timing]:
             timings.append(Timing(name, masks if name in SPARSE else ""))
             try:
                 runs.append((timings[-1], started(make, case, masks, timings[-1])))
-            except Exception as error:  # whatever a missing or broken engine raises: it is left out and says why
-                said = str(error).splitlines()[0][:80] if str(error) else ""
-                timings[-1].failed = f"{type(error).__name__}: {said}"
-    for _ in range(rounds):
-        for timing, run in runs:
-            median, least = clock(run)
-            timing.rounds.append(median)
-            timing.least = min(least, timing.least) if len(timing.rounds) > 1 else least
-    for timing, _run in runs:
+            except Exception as error:  # an engine that is missing or broken may raise anything
+                message = str(error).splitlines()[0][:80] if str(error) else ""
+                timings[-1].failed = f"{type(error).__name__}: {message}"
+    measured = in_turns({i: partial(repeated_ms, run) for i, (_, run) in enumerate(runs)}, rounds, warm_up=0)
+    for i, (timing, _) in enumerate(runs):
+        timing.rounds = [statistics.median(times) for times in measured[i]]
+        timing.least = min(min(times) for times in measured[i])
         timing.ms = statistics.median(timing.rounds)
     return timings
 
 
 def started(make: Make, case: Case, masks: str, timing: Timing) -> Run:
-    """The engine, after a first run that is compared with torch."""
+    """Build the engine and compare its first output with torch's."""
     with torch.no_grad():
         want = case.models[masks](case.x).numpy()
     run = make(case.models[masks], case.x, case.threads)
@@ -114,20 +112,8 @@ def started(make: Make, case: Case, masks: str, timing: Timing) -> Run:
     return run
 
 
-def clock(run: Callable[[], Any], at_least: float = 0.1) -> tuple[float, float]:
-    """The median and the least milliseconds of a few runs."""
-    run()
-    times: list[float] = []
-    start = time.perf_counter()
-    while len(times) < 3 or time.perf_counter() - start < at_least:
-        begin = time.perf_counter()
-        run()
-        times.append(1000 * (time.perf_counter() - begin))
-    return statistics.median(times), min(times)
-
-
 def best_dense(timings: Sequence[Timing]) -> tuple[float, float]:
-    """The fastest dense fp32 engine's median and least time."""
+    """Return the median and the least time of the fastest dense fp32 engine."""
     ran = [t for t in timings if t.engine in DENSE and not t.failed]
     nothing = float("nan")
     return min((t.ms for t in ran), default=nothing), min((t.least for t in ran), default=nothing)
@@ -136,7 +122,7 @@ def best_dense(timings: Sequence[Timing]) -> tuple[float, float]:
 def run(
     cases: Sequence[Case], engines: Sequence[str], rounds: int, out: Path | None, show: bool = True
 ) -> list[dict[str, Any]]:
-    """Measure every case and print its table; ``out`` gets everything as JSON."""
+    """Measure every case and print its table; write everything to ``out`` as JSON."""
     console, every = Console(), {**SPARSE, **DENSE, **INT8}
     records: list[dict[str, Any]] = []
     for case in cases:
@@ -146,13 +132,13 @@ def run(
             for timing in (t for t in timings if t.failed):
                 console.print(f"{timing.engine} {timing.masks} did not run: {timing.failed}", highlight=False)
         records.append(record_of(case, timings))
-        if out:  # after every case, so that a long run that is interrupted leaves what it has
+        if out:  # after every case: an interrupted run keeps the cases before
             out.write_text(json.dumps({"machine": machine(), "cases": records}, indent=1))
     return records
 
 
 def machine() -> dict[str, Any]:
-    """Where the numbers come from: hardware, load, and the version of every engine that is installed."""
+    """Return hardware, load, and the version of every engine that is installed."""
     from dcil.runtime import instruction_set  # needs the extra `cpu`
 
     versions = {}

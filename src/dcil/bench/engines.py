@@ -1,4 +1,4 @@
-"""Every inference engine that is installed, behind one face: a function that runs the same batch once."""
+"""The inference engines to compare: each builds a function that runs the same batch once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dcil.export.onnx import session, write_onnx
 from dcil.export.program import quiet
 
-#: Runs the batch once and gives the output.
+#: Runs the batch once and returns the output.
 Run = Callable[[], Any]
 Make = Callable[[nn.Module, Tensor, int], Run]
 

@@ -1,6 +1,6 @@
-"""What inference costs: the dense, masked and compact network, in torch and in ONNX Runtime, taking turns in one run.
+"""Time of inference: the dense, masked and compact network, in torch and in ONNX Runtime, in turns in one run.
 
-Every ratio is to the best dense form under the same threads and batch, so that a slow dense baseline flatters nobody.
+Every ratio is to the fastest dense form with the same threads and batch.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import copy
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ from rich.box import SIMPLE
 from rich.table import Table
 from torch import Tensor, nn
 
+from dcil.bench.clock import Action, call_ms, in_turns
 from dcil.export import compact
 from dcil.export.onnx import session, write_onnx
 from dcil.runs.cost import measure_cost
-
-Action = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -51,22 +50,23 @@ class Forms:
     blocks: nn.Module  # the compact network in blocks of eight channels
 
     def counts(self, shape: Sequence[int]) -> dict[str, dict[str, int]]:
-        """Parameters and multiply-adds that each form really has."""
+        """Return the parameters and multiply-adds of each form."""
         one = torch.zeros(1, *shape)
         costs = {name: measure_cost(model, one) for name, model in _networks(self)}
         return {name: {"parameters": cost.parameters, "macs": cost.macs} for name, cost in costs.items()}
 
 
 def forms_of(dense: nn.Module, masked: nn.Module, shape: Sequence[int]) -> Forms:
+    """Build the compact networks beside the two given ones."""
     one = torch.zeros(1, *shape)
     return Forms(dense.eval(), masked.eval(), compact(masked, one).model, compact(masked, one, block=8).model)
 
 
 @torch.no_grad()
 def prune_filters(model: nn.Module, sparsity: float, seed: int = 0) -> nn.Module:
-    """A stand-in for a trained network: the weakest filters of every convolution 0, norm statistics at random.
+    """Return a stand-in for a trained network: the weakest filters of every convolution 0, random norm statistics.
 
-    With random statistics dead filters send constants, as they do after training, and these are paid for.
+    With random statistics dead filters output constants, as after training, and the compact network has to add them.
     """
     random = torch.Generator().manual_seed(seed)
     model = copy.deepcopy(model).eval()
@@ -83,7 +83,7 @@ def prune_filters(model: nn.Module, sparsity: float, seed: int = 0) -> nn.Module
 
 @torch.no_grad()
 def prune_weights(model: nn.Module, sparsity: float) -> nn.Module:
-    """The weakest weights of every convolution 0."""
+    """Return a copy with the weakest weights of every convolution 0."""
     model = copy.deepcopy(model).eval()
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
@@ -95,7 +95,7 @@ def prune_weights(model: nn.Module, sparsity: float) -> nn.Module:
 def measure(
     forms: Forms, shape: Sequence[int], threads: Sequence[int], batches: Sequence[int], rounds: int, onnx: bool
 ) -> list[Timing]:
-    """Every form under every setting on the CPU, and on the GPU where there is one."""
+    """Time every form with every thread count and batch on the CPU, and on the GPU if there is one."""
     timings: list[Timing] = []
     with tempfile.TemporaryDirectory() as folder:
         files = _onnx_files(forms, shape, Path(folder)) if onnx else {}
@@ -112,28 +112,14 @@ def measure(
 
 
 def _compare(actions: dict[str, Action], device: str, threads: int, batch: int, rounds: int) -> list[Timing]:
-    """The forms take turns, so that whatever else the machine does hits all of them; medians over the rounds."""
-    for action in [*actions.values()] * 2:  # warm up
-        _clock(action, device)
-    took: dict[str, list[float]] = {form: [] for form in actions}
-    for _ in range(rounds):
-        for form, action in actions.items():
-            took[form].append(_clock(action, device))
+    """Time the forms in turns, after two rounds that are not counted; medians over the rounds."""
+    clocks = {form: partial(call_ms, action, torch.device(device)) for form, action in actions.items()}
+    took = in_turns(clocks, rounds, warm_up=2)
     ms = {form: statistics.median(times) for form, times in took.items()}
     best = min(value for form, value in ms.items() if form.startswith("dense"))
     return [
         Timing(form, device, threads, batch, t, min(took[form]), 1000 * batch / t, t / best) for form, t in ms.items()
     ]
-
-
-def _clock(action: Action, device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    action()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - start)
 
 
 def _cpu_actions(forms: Forms, files: dict[str, Path], x: Tensor, threads: int) -> dict[str, Action]:

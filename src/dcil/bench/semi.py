@@ -1,8 +1,8 @@
-"""Where 2:4 pays: Linear layers of many sizes, dense and as torch's semi-structured tensors, in turns on one GPU.
+"""Time of 2:4 Linear layers of many sizes, dense and as torch's semi-structured tensors, in turns on one GPU.
 
-Two times for each. "call" is what a caller waits for, the Python and the dispatch of torch's tensor subclass included;
-"kernel" is the GPU's own time, from a CUDA graph of many calls. Weights that fit stay in the GPU's cache in both forms.
-A form that this GPU or this torch cannot run is named with the reason and costs the others nothing.
+Two times for each: "call" includes Python and the dispatch of torch's tensor subclass; "kernel" is the GPU's own time,
+from a CUDA graph of many calls. Weights that fit stay in the GPU's cache in both forms. A form that this GPU or this
+version of torch cannot run is listed with the reason; the others are measured.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from rich.box import SIMPLE
 from rich.table import Table
 from torch import Tensor, nn
 
+from dcil.bench.clock import Action, gpu_ms, in_turns
 from dcil.errors import UserError
 from dcil.export.semi import BACKENDS, to_semi_structured
 
-Action = Callable[[], object]
 #: Inputs and outputs of the layers: squares, then the feed-forward layers of ViT-B, ViT-L and a 7-8B language model.
 SHAPES = [(n, n) for n in (256, 512, 1024, 2048, 4096, 8192)]
 SHAPES += [(768, 3072), (3072, 768), (1024, 4096), (4096, 1024), (4096, 14336), (14336, 4096)]
 BATCHES = (1, 16, 64, 512, 4096)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+CALLS = 20  # per timing
 PAYS = 1.05  #: times faster than dense; less is noise
 
 
@@ -71,7 +72,7 @@ def measure_semi(
 
 @torch.no_grad()
 def two_four_layer(inputs: int, outputs: int, dtype: torch.dtype, device: str) -> nn.Linear:
-    """A Linear layer of which any two in four weights are 0; the dense form computes with the zeros."""
+    """Return a Linear layer with two zeros in every four weights; the dense form computes with the zeros."""
     layer = nn.Linear(inputs, outputs, device=device, dtype=dtype).eval()
     groups = layer.weight.view(-1, 4)
     pairs = torch.tensor(list(itertools.combinations(range(4), 2)), device=device)
@@ -80,7 +81,7 @@ def two_four_layer(inputs: int, outputs: int, dtype: torch.dtype, device: str) -
 
 
 def _made(dense: nn.Linear, backend: str) -> nn.Module | str:
-    """The layer in that backend's form, or why there is none."""
+    """Return the layer converted for the backend, or the reason why it cannot be."""
     try:
         found = to_semi_structured(dense, backend)
     except Exception as error:  # whatever torch, cuSPARSELt or CUTLASS say about this GPU
@@ -102,8 +103,8 @@ def _compare(
             actions[form] = _forward(model, x)
         except Exception as error:  # the GPU or the shape is not supported
             notes[form] = _first_line(error)
-    call = _medians({form: _events(action, 20) for form, action in actions.items()}, rounds)
-    kernel = _medians(_graphs(actions, 20, notes), rounds)
+    call = _medians_us({form: partial(gpu_ms, action, CALLS) for form, action in actions.items()}, rounds)
+    kernel = _medians_us(_graphs(actions, notes), rounds)
     return [
         SemiTiming(
             dtype,
@@ -131,49 +132,32 @@ def _forward(model: nn.Module, x: Tensor) -> Callable[[], Tensor]:
     return run
 
 
-def _events(action: Action, calls: int) -> Callable[[], float]:
-    """A function that runs ``calls`` of them and gives the microseconds of one."""
-
-    def clock() -> float:
-        event: Any = torch.cuda.Event
-        start, end = event(enable_timing=True), event(enable_timing=True)
-        start.record()
-        for _ in range(calls):
-            action()
-        end.record()
-        end.synchronize()
-        return 1000 * float(start.elapsed_time(end)) / calls
-
-    return clock
-
-
-def _graphs(actions: Mapping[str, Action], calls: int, notes: dict[str, str]) -> dict[str, Callable[[], float]]:
-    """The same as CUDA graphs, so that only the GPU's time is left; the dense one must record, a 2:4 one may not."""
+def _graphs(actions: Mapping[str, Action], notes: dict[str, str]) -> dict[str, Callable[[], float]]:
+    """Return clocks of CUDA graphs of the actions: the GPU's time alone. Notes 2:4 forms that cannot be recorded."""
     clocks: dict[str, Callable[[], float]] = {}
     for form, action in actions.items():
         try:
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):
-                for _ in range(calls):
+                for _ in range(CALLS):
                     action()
         except Exception as error:  # not every version of cuSPARSELt can be recorded
             if form == "dense":
                 raise
             notes[form] = f"no CUDA graph: {_first_line(error)}"
             continue
-        replay = _events(graph.replay, 1)
-        clocks[form] = lambda replay=replay: replay() / calls  # type: ignore[misc]
+        clocks[form] = partial(_replay_ms, graph)
     return clocks
 
 
-def _medians(clocks: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """The forms take turns; one turn first that does not count."""
-    took: dict[str, list[float]] = {form: [] for form in clocks}
-    for _ in range(rounds + 1):
-        for form, clock in clocks.items():
-            took[form].append(clock())
-    return {form: statistics.median(times[1:]) for form, times in took.items()}
+def _replay_ms(graph: torch.cuda.CUDAGraph) -> float:
+    return gpu_ms(graph.replay) / CALLS
+
+
+def _medians_us(clocks: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Time the forms in turns; return their median microseconds."""
+    return {form: 1000 * statistics.median(times) for form, times in in_turns(clocks, rounds).items()}
 
 
 def _first_line(error: Exception) -> str:
@@ -196,7 +180,7 @@ def semi_table(timings: Sequence[SemiTiming]) -> Table:
 
 
 def verdict(timings: Sequence[SemiTiming]) -> list[str]:
-    """Where it pays and where not, and what could not be run, in sentences."""
+    """Say in sentences where 2:4 is faster and where not, and what could not run."""
     lines = []
     for form in dict.fromkeys(t.form for t in timings if t.form != "dense"):
         mine = [t for t in timings if t.form == form]

@@ -1,24 +1,25 @@
-"""What a training step costs, dense, DPF and DCIL side by side, and the mask updates' share."""
+"""Time of a training step on the CPU: dense, DPF and DCIL in turns, and the share of the mask updates."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from dcil import DCIL, DPF, Dense, Method, SparseNet, models
+from dcil.bench.clock import call_ms, in_turns
 from dcil.runs.environment import environment
 from dcil.train.memory import keep_freed_memory
 
-STEPS, F = 10_000, 16
+STEPS, F = 10_000, 16  # length of the schedule; steps between mask updates
 
 
 def run(names: Sequence[str], batch: int, rounds: int) -> None:
-    """Measure and print."""
+    """Measure and print the table."""
     keep_freed_memory()  # as the trainer does
     console = Console()
     table = Table("model", "method", "ms / step", "x dense", "mask update ms", "masks % at F = 16")
@@ -31,18 +32,17 @@ def run(names: Sequence[str], batch: int, rounds: int) -> None:
 
 
 def compare(model: str, batch: int, rounds: int) -> list[tuple[str, ...]]:
-    """The methods take turns, so that whatever else the machine does hits all of them; means over the rounds."""
+    """Time the methods in turns; return the rows of the table, with means over the rounds."""
     methods: list[Method] = [Dense(), DPF(sparsity=0.95, steps=STEPS), DCIL(sparsity=0.95, steps=STEPS, warmup=0.0)]
     x = torch.randn(batch, 3, 32, 32).to(memory_format=torch.channels_last)
     steps = [step_of(model, method, x, torch.randint(10, (batch,))) for method in methods]
-    # The first round warms up.
-    times = [[(clock(step), clock(move)) for step, move in steps] for _ in range(rounds + 1)]
-    step_ms = [statistics.fmean(took[i][0] for took in times[1:]) for i in range(len(methods))]
-    move_ms = [statistics.fmean(took[i][1] for took in times[1:]) for i in range(len(methods))]
+    times = in_turns({pair: partial(step_and_update_ms, *pair) for pair in steps}, rounds)
+    step_ms = [statistics.fmean(step for step, _ in times[pair]) for pair in steps]
+    update_ms = [statistics.fmean(update for _, update in times[pair]) for pair in steps]
     rows: list[tuple[str, ...]] = []
-    for method, step, move in zip(methods, step_ms, move_ms, strict=True):
-        whole = step + move / F if method.prunes else step
-        masks = (f"{move:.1f}", f"{100 * move / F / whole:.2f}") if method.prunes else ("", "")
+    for method, step, update in zip(methods, step_ms, update_ms, strict=True):
+        whole = step + update / F if method.prunes else step
+        masks = (f"{update:.1f}", f"{100 * update / F / whole:.2f}") if method.prunes else ("", "")
         rows.append((model, type(method).__name__, f"{whole:.1f}", f"{whole / step_ms[0]:.3f}", *masks))
     return rows
 
@@ -50,7 +50,7 @@ def compare(model: str, batch: int, rounds: int) -> list[tuple[str, ...]]:
 def step_of(
     model: str, method: Method, x: torch.Tensor, y: torch.Tensor
 ) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A training step without its mask update, and a mask update alone."""
+    """Return a training step without its mask update, and a mask update alone."""
     torch.manual_seed(0)
     net = SparseNet(models.build(model), method).train()
     net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as the trainer does
@@ -64,15 +64,14 @@ def step_of(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    def move() -> None:
+    def update() -> None:
         if method.prunes:
             net.update_masks(optimizer)
 
-    move()
-    return step, move
+    update()
+    return step, update
 
 
-def clock(action: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    action()
-    return 1000 * (time.perf_counter() - start)
+def step_and_update_ms(step: Callable[[], None], update: Callable[[], None]) -> tuple[float, float]:
+    """Time one of each."""
+    return call_ms(step), call_ms(update)
