@@ -21,7 +21,7 @@ from dcil import DCIL, DPF, METHODS, OBS, Method, SparseNet, Weight, data
 from dcil.engine import PROCESS_LOCK, Diverged, EagerEngine, EngineSettings, kernels, obstacle
 from dcil.engine.cuda import graph
 from dcil.engine.cuda.batches import source
-from dcil.engine.cuda.executor import FusedExecutor, PlainExecutor
+from dcil.engine.cuda.executors import FusedExecutor, PlainExecutor
 from dcil.engine.cuda.flat import Flat
 from dcil.engine.cuda.graph import GraphEngine, choose_executor
 from dcil.engine.cuda.ops import Pool

@@ -6,7 +6,6 @@ The probe changes nothing in the training, and synchronises with the device only
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dcil import SparseNet, Update
-from dcil.data import Batches, Loader
-from dcil.data.batches import Batch
+from dcil.data import Batches
 from dcil.engine import PROCESS_LOCK, EngineSettings
 from dcil.engine.eager import autocast
+from dcil.engine.evaluate import Evaluation, large_test_batches
 from dcil.runs.atomic import write_atomically
 
 EVERY = 5  # epochs between updates whose effect on the accuracy is measured: two evaluations each

@@ -20,7 +20,7 @@ from dcil.distillation import MutualDistillation
 from dcil.engine import kernels
 from dcil.engine.cuda.batches import source
 from dcil.engine.cuda.capture import GraphRecorder, restoring
-from dcil.engine.cuda.executor import FusedExecutor, PlainExecutor
+from dcil.engine.cuda.executors import FusedExecutor, PlainExecutor
 from dcil.engine.cuda.flat import Flat
 from dcil.engine.cuda.mask_updates import RecordedHooks
 from dcil.engine.cuda.rewrite import Unfusable
