@@ -91,15 +91,15 @@ def test_engine_and_plain_loop_agree(method, route, model, device):
     assert isinstance(plain.engine, EagerEngine)
     assert isinstance(fast.engine, GraphEngine)
     a, b = tensors(go(plain, 1, epoch=1)), tensors(go(fast, 1, epoch=1))
-    assert isinstance(fast.engine.route, PlainExecutor if route == "plain" else FusedExecutor)
+    assert isinstance(fast.engine.executor, PlainExecutor if route == "plain" else FusedExecutor)
     masks = [key for key, value in a.items() if value.dtype == torch.bool]
     assert len(masks) == len(plain.net.masks)
     other = sum(int((a.pop(key) ^ b.pop(key)).sum()) for key in masks)
     assert other <= 2  # two gradients may tie but for rounding, and RigL grow the one or the other: seen on a GPU
     assert distance(a, b) < 2e-2  # a ReLU at zero may fall to the other side: 1.1e-2 seen with two threads
-    if isinstance(fast.engine.route, FusedExecutor) and method == "dcil":
+    if isinstance(fast.engine.executor, FusedExecutor) and method == "dcil":
         stacked = route == "stacked" and model == "wrn-10-1"  # the other one has 12 channels, not a multiple of 8
-        assert len(fast.engine.route.programs) == (1 if stacked else 2)
+        assert len(fast.engine.executor.programs) == (1 if stacked else 2)
 
 
 def config_for(method: str) -> Config:
@@ -171,7 +171,7 @@ def engine_of(model: nn.Module, method: Method, route: str) -> GraphEngine:
 
 def test_a_forward_that_asks_for_the_mode_is_evaluated_by_the_network_itself():
     engine = engine_of(Modes(pool=False), DPF(sparsity=0.5, steps=1000), "streams")
-    assert isinstance(engine.route, FusedExecutor) and engine.shortcut is None
+    assert isinstance(engine.executor, FusedExecutor) and engine.shortcut is None
     plain = EagerEngine(engine.net, engine.optimizer, engine.loader, EngineSettings("eager", "tf32"))
     assert engine.evaluate() == plain.evaluate()
     assert engine_of(Modes(pool=True), DPF(sparsity=0.5, steps=1000), "streams").shortcut is not None
@@ -179,7 +179,7 @@ def test_a_forward_that_asks_for_the_mode_is_evaluated_by_the_network_itself():
 
 def test_what_cannot_be_stacked_goes_on_streams():
     """The paths get the same images, so what stands before the first convolution is not twice as wide."""
-    route = engine_of(Modes(pool=True), DCIL(sparsity=0.5, steps=1000), "stacked").route
+    route = engine_of(Modes(pool=True), DCIL(sparsity=0.5, steps=1000), "stacked").executor
     assert isinstance(route, FusedExecutor) and list(route.programs) == [("pruned",), ("super",)]
 
 
@@ -199,7 +199,7 @@ def test_a_path_outside_of_the_loss_has_no_gradient():
     torch.manual_seed(0)
     model = Modes(pool=True)
     plain, fused = (engine_of(copy.deepcopy(model), Late(sparsity=0.5, steps=1000), r) for r in ("plain", "streams"))
-    assert isinstance(fused.route, FusedExecutor)
+    assert isinstance(fused.executor, FusedExecutor)
     for (name, a), b in zip(plain.net.state_dict().items(), fused.net.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=name)
 

@@ -108,10 +108,10 @@ def measure(case: Case, method: str, dataset: Dataset, device: torch.device, spe
     trainer.measure()
     whole = train_seconds + time.perf_counter() - start
     peak = torch.cuda.max_memory_reserved() / 2**30 if device.type == "cuda" else 0.0
-    route = getattr(trainer.engine, "route", None)
-    programs = getattr(route, "programs", None)
+    executor = getattr(trainer.engine, "executor", None)
+    programs = getattr(executor, "programs", None)
     kind = "-" if programs is None else "stacked" if any(len(g) > 1 for g in programs) else "streams"
-    kind = "plain" if type(route).__name__ == "Plain" else kind
+    kind = "plain" if type(executor).__name__ == "PlainExecutor" else kind
     kind = f"{kind}, low memory" if speed.low_memory else kind
     ms = 1000 * train_seconds / trainer.loader.steps
     return Row(case.model, method, trainer.engine.name, speed.precision, kind, ms, whole, peak, prepared)

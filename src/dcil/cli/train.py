@@ -52,7 +52,9 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     parser = Parser("dcil train", __doc__)
     add_options(parser)
     parser.add_argument(
-        "--local-norms", action="store_true", help="under torchrun: batch norm over each process's images require_single_process"
+        "--local-norms",
+        action="store_true",
+        help="under torchrun: batch norm over each process's images alone",
     )
     return parser.parse(words)
 

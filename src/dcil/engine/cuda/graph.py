@@ -42,8 +42,7 @@ class GraphEngine:
     name = "graph"
 
     def __init__(self, net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, settings: EngineSettings) -> None:
-        self.net, self.optimizer, self.loader, self.speed = net, optimizer, loader, settings
-        self.settings = settings
+        self.net, self.optimizer, self.loader, self.settings = net, optimizer, loader, settings
         device = loader.device
         self.sgd = SGD.like(optimizer)
         self.recorder = GraphRecorder(device)
@@ -57,16 +56,16 @@ class GraphEngine:
         self.bad = torch.zeros((), dtype=torch.long, device=device)
         self.bad_loss = torch.zeros((), device=device)
         self.ready = False
-        self.route: Executor | None = None
+        self.executor: Executor | None = None
 
     def prepare(self) -> None:
         """At the first epoch, when the checkpoint has been read: take the network's tensors into our hands."""
         if self.ready:
             return
         with PROCESS_LOCK:
-            self.speed.apply()
+            self.settings.apply()
             self.flat = Flat(self.net, self.optimizer)
-            self.source = source(self.loader, exact=self.speed.precision == "fp32")
+            self.source = source(self.loader, exact=self.settings.precision == "fp32")
             self.net.hooks = RecordedHooks(self.net, self.flat, self.recorder)
             self.ready = True
 
@@ -91,22 +90,22 @@ class GraphEngine:
 
     def step(self, size: int) -> None:
         """What is recorded. Making the batch and keeping count run beside the rest."""
-        assert self.route is not None
-        walk = one_at_a_time if self.speed.low_memory else all_at_once
-        with self.beside.forked() as on, autocast(self.loader.device, self.speed):
+        assert self.executor is not None
+        walk = one_at_a_time if self.settings.low_memory else all_at_once
+        with self.beside.forked() as on, autocast(self.loader.device, self.settings):
             with on("beside"):
                 x, y = self.source.batch(size)
-            self.route.begin()
-        with self.beside.forked(late=True) as on, autocast(self.loader.device, self.speed):
+            self.executor.begin()
+        with self.beside.forked(late=True) as on, autocast(self.loader.device, self.settings):
 
             def note(outputs: Outputs, loss: Tensor) -> None:
                 with on("beside"), torch.no_grad():
                     self.note(loss, outputs, y)
 
-            walk(self.route, self.net.method.paths, self.loss, x, y, note)
+            walk(self.executor, self.net.method.paths, self.loss, x, y, note)
         with torch.no_grad():
-            self.route.finish()
-            exact = self.speed.precision == "fp32"
+            self.executor.finish()
+            exact = self.settings.precision == "fp32"
             self.sgd.step(self.flat.weights, self.flat.gradient, self.flat.momentum, self.minus_lr, self.bad, exact)
             context = self.net.context(self.optimizer)
             self.net.method.after_step(dataclasses.replace(context, step=context.step + 1))
@@ -114,7 +113,7 @@ class GraphEngine:
     def loss(self, outputs: Outputs, y: Tensor) -> Tensor:
         """The method's loss; in one kernel where its key has one and the last bit need not be torch's."""
         key, p = self.net.method.loss_key(self.net.steps_done), outputs["pruned"]
-        kernel = kernels.AVAILABLE and p.is_cuda and p.dim() == 2 and self.speed.precision != "fp32"
+        kernel = kernels.AVAILABLE and p.is_cuda and p.dim() == 2 and self.settings.precision != "fp32"
         if kernel and isinstance(key, MutualDistillation):
             return kernels.loss.dcil_loss(p, outputs["super"], y, key.weight, key.temperature)
         return self.net.loss(outputs, y)
@@ -132,8 +131,8 @@ class GraphEngine:
         key = (kind, size, form)
         if key not in self.recordings:
             with PROCESS_LOCK, restoring(self.changed()):
-                if self.route is None and kind == "train":
-                    self.route = choose_executor(self.net, self.flat, self.speed, self.source.batch(size)[0])
+                if self.executor is None and kind == "train":
+                    self.executor = choose_executor(self.net, self.flat, self.settings, self.source.batch(size)[0])
                 self.recordings[key] = self.recorder.record(work, before=self.source.rewind)
         return self.recordings[key]
 
@@ -172,15 +171,15 @@ class GraphEngine:
     def count_batch(self, size: int) -> None:
         """Count the next test batch. This is what is recorded."""
         x, y = self.source.test_batch(size)
-        with autocast(self.loader.device, self.speed):
+        with autocast(self.loader.device, self.settings):
             outputs = self.shortcut.evaluate(x) if self.shortcut else None
             self.evaluation.add(x, y, (lambda path, x: outputs[path]) if outputs else None)
 
     @property
     def shortcut(self) -> FusedExecutor | None:
         """The fused network, if training has begun, it serves evaluation, and its last bit need not be torch's."""
-        exact, route = self.speed.precision == "fp32", self.route
-        return route if isinstance(route, FusedExecutor) and route.evaluates and not exact else None
+        exact, executor = self.settings.precision == "fp32", self.executor
+        return executor if isinstance(executor, FusedExecutor) and executor.evaluates and not exact else None
 
 
 def choose_executor(net: SparseNet, flat: Flat, settings: EngineSettings, x: Tensor) -> Executor:
