@@ -23,7 +23,6 @@ from dcil.runs.atomic import write_atomically
 
 EVERY = 5  # epochs between updates whose effect on the accuracy is measured: two evaluations each
 EDGES = [2**k for k in range(1, 24)]  # lifetimes are counted in classes of steps: 1, 2-3, 4-7, …
-TEST_BATCH = 2000
 NEVER = -1
 
 
@@ -151,25 +150,9 @@ def read_observations(folder: Path, epoch: int) -> dict[str, Any] | None:
     return observed
 
 
-@torch.no_grad()
-def top1(net: SparseNet, loader: Batches, speed: EngineSettings) -> Tensor:
-    """Return the accuracy of the pruned path in percent, as a tensor on the device; the training mode is restored."""
-    training = net.training
-    net.eval()
-    hits = torch.zeros((), dtype=torch.double, device=loader.device)
-    images = 0
-    with PROCESS_LOCK, autocast(loader.device, speed):
-        for x, y in test_batches(loader):
-            hits += (net.path("pruned", x).argmax(1) == y).sum()
-            images += len(y)
-    net.train(training)
-    return 100 * hits / images
-
-
-def test_batches(loader: Batches) -> Iterator[Batch]:
-    """Yield the test images, in larger batches than the training's where they are on the device."""
-    if not isinstance(loader, Loader):
-        yield from loader.test()
-        return
-    for start in range(0, loader.test_size, TEST_BATCH):
-        yield loader.plain(slice(start, start + TEST_BATCH))
+def top1(net: SparseNet, loader: Batches, settings: EngineSettings) -> Tensor:
+    """Return the accuracy of the pruned path in percent, as a tensor on the device; the training is unchanged."""
+    evaluation = Evaluation(net, loader.device, ["pruned"])
+    with PROCESS_LOCK, autocast(loader.device, settings):
+        evaluation.run(large_test_batches(loader), lambda batch: evaluation.add(*batch))
+    return evaluation.top1()[0]
