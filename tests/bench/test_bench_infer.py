@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 
 import pytest
@@ -46,7 +47,8 @@ def test_engines_under_random_masks(tmp_path, capsys):
     words = [*SMALL, *["--sparsity", "0.9,0.5", "--batch", "1,3", "--threads", "1", "--rounds", "2", "--out"]]
     assert bench_infer([*words, str(tmp_path / "bench.json")]) == 0
     record = json.loads((tmp_path / "bench.json").read_text())
-    assert record["machine"]["kernels"] and record["machine"]["versions"]["torch"] == torch.__version__
+    machine = record["machine"]
+    assert machine["kernels"] and machine["versions"]["torch"] == importlib.metadata.version("torch")
     assert [case["batch"] for case in record["cases"]] == [1, 3]
     for case in record["cases"]:
         rows = {(row["engine"], row["masks"]): row for row in case["rows"]}
