@@ -75,7 +75,7 @@ def test_engines_on_a_trained_run_come_with_its_compact_forms(tmp_path, capsys):
     [
         (["--engines", "our"], "did you mean 'ours'"),
         (["--sparsity", "1.5"], "cannot work"),
-        (["--sparsity", "x"], "not a number"),
+        (["--sparsity", "x"], "must be a number"),
         (["--batch", "1,x"], "not a list"),
         (["--masks", "magic"], "unknown masks"),
         (["--rounds", "0"], "at least 1"),
