@@ -67,8 +67,6 @@ def test_run_folders_know_the_kernel_only(path):
 
 @every([file for file in FILES if part(file) != "engine"])
 def test_the_engine_keeps_its_insides_private(path):
-    if path.name in ("parallel.py", "train.py"):
-        pytest.skip("about to be changed")
     assert not [name for name in imports(path) if name.startswith(PRIVATE)]
 
 

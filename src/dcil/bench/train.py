@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,19 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from dcil import models
+from dcil.bench.baselines import own_loop_ms
+from dcil.bench.clock import median_ms, wait
 from dcil.data import Dataset, Split
-from dcil.engine import EngineSettings, kernels
+from dcil.engine import EngineSettings, selection_kernel
 from dcil.engine.streams import new_stream
 from dcil.runs.environment import environment
 from dcil.selection import keep_largest, kth_smallest
 from dcil.train import Config, Trainer
 
 SELECT = 25_000_000
+NONE = "\N{EN DASH}"
 MIDDLE = 150  # the epoch to begin at: the sparsity grows, everything that can cost is switched on
 
 
@@ -153,25 +153,6 @@ def parallel(case: Case, dataset: Dataset, device: torch.device, speed: EngineSe
     return 1000 * (time.perf_counter() - start) / (runs * trainers[0][1].loader.steps)
 
 
-def plain_torch(case: Case, device: torch.device, compiled: bool) -> float:
-    """ms per step of torch alone: bf16 autocast, channels_last, torch.compile, fused SGD, one fixed batch."""
-    settle(device)
-    model = models.build(case.model, case.classes).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    run = torch.compile(model) if compiled else model
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=1e-4, nesterov=True, fused=True)
-    x = torch.randn(case.batch, 3, case.size, case.size, device=device).to(memory_format=torch.channels_last)
-    y = torch.randint(case.classes, (case.batch,), device=device)
-
-    def step() -> None:
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = F.cross_entropy(run(x), y)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return clock(step, device, 5, 20)
-
-
 def selection(device: torch.device) -> dict[str, float]:
     """ms of one exact selection over 25 million scores, and of torch's own k-th value."""
     scores = torch.randn(SELECT, device=device).square_()
@@ -179,40 +160,23 @@ def selection(device: torch.device) -> dict[str, float]:
     kept = int(keep_largest(scores, pruned).sum())
     assert kept == SELECT - pruned
     assert float(kth_smallest(scores, pruned)) == float(scores.sort().values[pruned - 1])
-    found = {} if not kernels.AVAILABLE else {"engine_ms": engine_selection(scores, pruned)}
+    kernel = selection_kernel()
+    found = {} if kernel is None else {"engine_ms": engine_selection(kernel, scores, pruned)}
     return found | {
-        "keep_largest_ms": clock(lambda: keep_largest(scores, pruned), device, 3, 10),
-        "kthvalue_ms": clock(lambda: scores.kthvalue(pruned), device, 1, 3),
-        "sort_ms": clock(lambda: scores.sort(), device, 1, 3),
+        "keep_largest_ms": median_ms(lambda: keep_largest(scores, pruned), device, 3, 10),
+        "kthvalue_ms": median_ms(lambda: scores.kthvalue(pruned), device, 1, 3),
+        "sort_ms": median_ms(lambda: scores.sort(), device, 1, 3),
     }
 
 
-def engine_selection(scores: torch.Tensor, pruned: int) -> float:
-    """ms of the same selection, the masks moved, as the engine does it."""
+def engine_selection(kernel: Callable[..., object], scores: torch.Tensor, pruned: int) -> float:
+    """Return the ms of the same selection as the engine does it, masks written."""
     keys, masks = scores.view(torch.int32), torch.ones_like(scores, dtype=torch.bool)
     place = torch.arange(len(keys), dtype=torch.int32, device=keys.device)
     k = torch.full((), pruned, device=keys.device)
-    found = clock(lambda: kernels.select.keep_largest(keys, place, k, masks), keys.device, 3, 10)
+    found = median_ms(lambda: kernel(keys, place, k, masks), keys.device, 3, 10)
     assert torch.equal(masks, keep_largest(scores, pruned))
     return found
-
-
-def clock(action: Callable[[], Any], device: torch.device, warm: int, times: int) -> float:
-    """Median ms; the device finishes each."""
-    found = []
-    for i in range(warm + times):
-        wait(device)
-        start = time.perf_counter()
-        action()
-        wait(device)
-        if i >= warm:
-            found.append(1000 * (time.perf_counter() - start))
-    return statistics.median(found)
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def settle(device: torch.device) -> None:
@@ -243,7 +207,8 @@ def run(
             rows.append(measure(case, method, dataset, device, speed))
             console.print(f"{name} {method} {rows[-1].engine} {rows[-1].route}: {rows[-1].ms_per_step:.3f} ms")
         if name in baseline:
-            found["torch"][name] = plain_torch(case, device, compiled=True)
+            settle(device)
+            found["torch"][name] = own_loop_ms(case.model, case.classes, case.batch, case.size, device)
         if name == names[0] and device.type == "cuda":
             found["selection"] = selection(device)
             shared_gpu = {n: replace(speeds[1], shared_gpu=n > 1) for n in runs}
@@ -265,9 +230,23 @@ def show(console: Console, rows: Sequence[Row], found: dict[str, Any]) -> None:
     console.print(table)
     for n, ms in found["parallel"].items():
         console.print(f"{n} DCIL runs at once: {ms:.3f} ms per run and step", highlight=False)
-    for name, ms in found["torch"].items():
-        console.print(f"{name}, dense, torch.compile alone: {ms:.3f} ms per step", highlight=False)
+    for name, loops in found["torch"].items():
+        console.print(own_loops(name, loops, rows))
     if "selection" in found:
         ms = found["selection"].get("engine_ms", found["selection"]["keep_largest_ms"])
         console.print(f"masks over 25 M weights: {ms:.2f} ms, every 16th step")
     console.print("; ".join(f"{k} {v}" for k, v in found["environment"].items()), highlight=False)
+
+
+def own_loops(name: str, loops: dict[str, dict[str, float | None]], rows: Sequence[Row]) -> Table:
+    """A plain torch loop beside the engine, in ms per step and as a multiple of the engine's."""
+    engine = {row.method: row.ms_per_step for row in rows if (row.model, row.engine) == (name, "graph")}
+    table = Table(f"{name}, ms / step", *next(iter(loops.values())), "engine")
+    for method, found in loops.items():
+        best = engine.get(method)
+        ratios = [
+            "\N{EN DASH}" if ms is None else f"{ms:.2f}" + (f" ({ms / best:.1f} x)" if best else "")
+            for ms in found.values()
+        ]
+        table.add_row(method, *ratios, "\N{EN DASH}" if best is None else f"{best:.2f}")
+    return table

@@ -26,7 +26,12 @@ def bench_train(words: Sequence[str]) -> int:
     parser.add_argument("--models", default="resnet20", help=f"of {', '.join(train.CASES)}, with commas between them")
     parser.add_argument("--parallel", type=epochs, default=(1, 2, 4, 8), help="numbers of runs at once (1,2,4,8)")
     parser.add_argument("--precision", default="auto", help="fp32, tf32 or bf16 (auto: bf16 on CUDA)")
-    parser.add_argument("--baseline", default="", metavar="MODELS", help="for these also torch.compile alone")
+    parser.add_argument(
+        "--baseline",
+        default="",
+        metavar="MODELS",
+        help="for these also a plain torch loop: eager, torch.compile, CUDA graphs",
+    )
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, … or auto: cuda where there is one")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/train.json"), help="JSON of all numbers")
     args = parser.parse(words)

@@ -24,7 +24,7 @@ from dcil.engine.settings import EngineSettings
 from dcil.engine.sync_batch_norm import synchronise_batch_norms
 from dcil.errors import UserError
 
-__all__ = ["PROCESS_LOCK", "Diverged", "EagerEngine", "Engine", "EngineSettings", "build"]
+__all__ = ["PROCESS_LOCK", "Diverged", "EagerEngine", "Engine", "EngineSettings", "build", "selection_kernel"]
 
 
 class Engine(Protocol):
@@ -84,3 +84,10 @@ def obstacle(net: SparseNet, settings: EngineSettings) -> str | None:
     if not all(layer.weight.requires_grad for layer in net.layers):
         return "its prunable weights must all be trained"
     return None
+
+
+def selection_kernel() -> Callable[..., object] | None:
+    """Return the kernel that prunes the smallest keys, for the benchmark; None without Triton."""
+    from dcil.engine import kernels
+
+    return kernels.select.keep_largest if kernels.AVAILABLE else None
