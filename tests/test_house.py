@@ -19,7 +19,7 @@ ORDER = [*KERNEL, *PACKAGES]
 FILES = sorted(SRC.rglob("*.py"))
 PRIVATE = ("dcil.engine.cuda", "dcil.engine.kernels")
 #: Functions that may be longer than 40 lines, with the reason.
-LONG_FUNCTIONS: dict[str, str] = {}
+LONG_FUNCTIONS = {"export/writer.py:export": "half of it is the docstring of a public function"}
 
 
 def every(files: list[Path]) -> pytest.MarkDecorator:
@@ -95,18 +95,18 @@ def test_short_enough_to_read_in_one_go(path):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and f"{path.relative_to(SRC)}:{node.name}" not in LONG_FUNCTIONS:
             size = (node.end_lineno or 0) - node.lineno + 1
-            assert size <= 45, f"{node.name} has {size} lines"
+            assert size <= 40, f"{node.name} has {size} lines"
 
 
 def test_no_two_modules_share_a_name():
-    """Commands are named as they are typed, and a package's own files may repeat a name of its neighbours' kernels."""
-    names = [file.stem for file in FILES if part(file) != "cli" and file.parent.name not in ("kernels",)]
+    """But commands, named as they are typed, private kernels, and what is exported or timed under the same name."""
+    names = [file.stem for file in FILES if part(file) != "cli" and file.parent.name != "kernels"]
     repeated = {name for name in names if names.count(name) > 1} - {"__init__"}
-    assert repeated <= {"cifar", "semi", "batches", "cpu", "page", "train", "report"}
+    assert repeated <= {"cifar", "batches", "cpu", "semi"}
 
 
 def test_the_source_stays_small():
-    assert sum(file.read_text().count("\n") for file in FILES) <= 17_000
+    assert sum(file.read_text().count("\n") for file in FILES) <= 16_800
 
 
 def test_someone_new_understands_dcil_from_450_lines():
