@@ -1,0 +1,104 @@
+"""The two contracts inside: masks are updated in SparseNet alone, and a method declares what may be recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+import dcil
+from dcil import DCIL, DPF, GMP, METHODS, AtSteps, Constant, Method, SparseNet
+from dcil.distillation import MutualDistillation
+from dcil.engine import EngineSettings, obstacle
+
+PLAN = {"sparsity": 0.5, "steps": 100}
+
+
+def small(method: Method) -> SparseNet:
+    return SparseNet(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherLoss(DCIL):
+    def loss(self, outputs, target, task, step):
+        return 2 * super().loss(outputs, target, task, step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredLoss(OtherLoss):
+    def loss(self, outputs, target, task, step):
+        return 3 * super().loss(outputs, target, task, step)
+
+    def loss_key(self, step):
+        return "three times"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherScores(GMP):
+    def group_scores(self, layer, state):
+        return -super().group_scores(layer, state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherView(DPF):
+    def view(self, path, layer, state):
+        return layer.weight * 2
+
+
+def test_a_hook_without_its_key_is_not_recorded():
+    assert OtherLoss(**PLAN).loss_key(0) is None
+    assert OtherLoss(**PLAN).update_key(80) == DCIL(**PLAN).update_key(80)  # the mask update is still the base's
+    assert DeclaredLoss(**PLAN).loss_key(0) == "three times"
+    assert GMP(**PLAN).update_key(80) is not None and OtherScores(**PLAN).update_key(80) is None
+    assert OtherView(**PLAN).view_key("pruned") is None and OtherView(**PLAN).loss_key(0) is None
+    assert "loss_key" in (obstacle(small(OtherLoss(**PLAN)), EngineSettings("graph")) or "")
+    assert obstacle(small(DeclaredLoss(**PLAN)), EngineSettings("graph")) is None
+
+
+def test_the_loss_key_says_when_the_kl_terms_begin():
+    method = DCIL(**PLAN, warmup=0.5)
+    assert method.loss_key(49) == MutualDistillation(0.0, 2.0) != method.loss_key(50) == MutualDistillation(1.0, 2.0)
+
+
+class Observer:
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+
+    def before_update(self, step: int) -> None:
+        self.seen.append(("before", step))
+
+    def after_update(self, update: dcil.Update) -> None:
+        self.seen.append(("after", update.step))
+
+
+def test_observers_are_told_of_every_update_and_of_nothing_else():
+    net, observer = small(DPF(**PLAN, every=4)), Observer()
+    net.add_observer(observer)
+    for _ in range(9):
+        net.step()
+    net.update_masks()
+    assert observer.seen == [("before", 4), ("after", 4), ("before", 8), ("after", 8), ("before", 9), ("after", 9)]
+    assert net.steps_done == 9
+
+
+def test_a_schedule_is_a_setting_like_any_other():
+    method = DPF(**PLAN, schedule=Constant())
+    assert method.sparsity_at(1) == 0.5 and DPF(**PLAN).sparsity_at(1) < 0.1
+    rounds = METHODS["oneshot"](sparsity=0.75, steps=100, ramp=0.5, rounds=2)
+    assert isinstance(rounds.schedule, AtSteps)
+    assert [step for step in range(1, 101) if rounds.due(step)] == [50, 75]
+    assert [rounds.sparsity_at(step) for step in (49, 50, 75)] == pytest.approx([0.0, 0.5, 0.75])
+
+
+def test_a_masks_update_without_a_gradient_is_refused_in_one_line():
+    net = small(DPF(**PLAN, criterion=dcil.Taylor()))
+    with pytest.raises(dcil.UserError, match="must have a gradient"):
+        net.update_masks()
+
+
+def test_the_old_name_of_the_step_context_still_works():
+    with pytest.warns(DeprecationWarning, match="StepContext"):
+        assert dcil.Moment is dcil.StepContext
+    assert torch.is_tensor(small(DPF(**PLAN)).context(None).layers[0].mask)
