@@ -20,12 +20,12 @@ from torch import nn
 from dcil import DCIL, DPF, METHODS, OBS, Method, SparseNet, Weight, data
 from dcil.engine import PROCESS_LOCK, Diverged, EagerEngine, EngineSettings, kernels, obstacle
 from dcil.engine.cuda import graph
-from dcil.engine.cuda.batches import source
+from dcil.engine.cuda.batches import make_source
 from dcil.engine.cuda.executors import FusedExecutor, PlainExecutor
-from dcil.engine.cuda.flat import Flat
+from dcil.engine.cuda.flat import FlatParameters
 from dcil.engine.cuda.graph import GraphEngine, choose_executor
 from dcil.engine.cuda.ops import Pool
-from dcil.engine.cuda.ranking import Ranking, ranks
+from dcil.engine.cuda.ranking import Ranking, is_global_magnitude
 from dcil.engine.cuda.sgd import SGD
 from dcil.errors import UserError
 from dcil.train import Config, RunFolder, Trainer, train
@@ -128,13 +128,13 @@ def test_the_plain_route_stays_equal(method, device):
 def test_evaluation_by_the_fused_network_is_the_networks(route, model, device):
     trainer = go(built("dcil", device, EngineSettings("graph", "tf32", executor=route), model), 5)
     engine, net = trainer.engine, trainer.net
-    assert isinstance(engine.shortcut, FusedExecutor)
+    assert isinstance(engine.fused_evaluator, FusedExecutor)
     engine.source.rewind()
     x = engine.source.test_batch(50)[0]
     net.eval()
     before = {key: value.clone() for key, value in net.state_dict().items()}
     with torch.no_grad():
-        found = engine.shortcut.evaluate(x)
+        found = engine.fused_evaluator.evaluate(x)
         for path in net.method.paths:
             torch.testing.assert_close(found[path], net.path(path, x), rtol=1e-3, atol=1e-3)
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
@@ -171,10 +171,10 @@ def engine_of(model: nn.Module, method: Method, route: str) -> GraphEngine:
 
 def test_a_forward_that_asks_for_the_mode_is_evaluated_by_the_network_itself():
     engine = engine_of(Modes(pool=False), DPF(sparsity=0.5, steps=1000), "streams")
-    assert isinstance(engine.executor, FusedExecutor) and engine.shortcut is None
+    assert isinstance(engine.executor, FusedExecutor) and engine.fused_evaluator is None
     plain = EagerEngine(engine.net, engine.optimizer, engine.loader, EngineSettings("eager", "tf32"))
     assert engine.evaluate() == plain.evaluate()
-    assert engine_of(Modes(pool=True), DPF(sparsity=0.5, steps=1000), "streams").shortcut is not None
+    assert engine_of(Modes(pool=True), DPF(sparsity=0.5, steps=1000), "streams").fused_evaluator is not None
 
 
 def test_what_cannot_be_stacked_goes_on_streams():
@@ -225,10 +225,10 @@ def test_flat_sgd_is_torchs(momentum, nesterov, decay):
         lr = 0.1 / (i + 1)
         optimizer.param_groups[0]["lr"] = lr
         theirs.grad = torch.randn(1000)
-        SGD.like(optimizer).step(w, theirs.grad, v, torch.tensor(-lr), torch.tensor(0))
+        SGD.from_optimizer(optimizer).step(w, theirs.grad, v, torch.tensor(-lr), torch.tensor(0))
         optimizer.step()
         assert torch.allclose(w, theirs, rtol=1e-6, atol=1e-7)
-    SGD.like(optimizer).step(w, torch.full((1000,), torch.nan), v, torch.tensor(-0.1), torch.tensor(7))
+    SGD.from_optimizer(optimizer).step(w, torch.full((1000,), torch.nan), v, torch.tensor(-0.1), torch.tensor(7))
     assert torch.allclose(w, theirs, rtol=1e-6, atol=1e-7)
 
 
@@ -294,8 +294,8 @@ def test_the_ranking_moves_masks_as_the_method_does(sparsity, device):
             layer.weight.copy_(torch.randint(-2, 3, layer.weight.shape))
             layer.mask.copy_(torch.rand(layer.mask.shape) < 0.5)
     other = copy.deepcopy(net)
-    assert ranks(net, net.method.update_key(net.steps_done))
-    ranking = Ranking(net, Flat(net, torch.optim.SGD(net.parameters(), 0.1)))
+    assert is_global_magnitude(net, net.method.update_key(net.steps_done))
+    ranking = Ranking(net, FlatParameters(net, torch.optim.SGD(net.parameters(), 0.1)))
     got, want = ranking(net.context(None)), other.method.update_masks(other.context(None))
     assert got.tolist() == want.tolist()
     assert all(torch.equal(net.masks[name], mask) for name, mask in other.masks.items())
@@ -373,7 +373,7 @@ def test_only_updates_that_stay_on_the_device_are_recorded():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_cuda_batches_made_by_the_kernel_are_the_loaders():
     loader = data.load("digits", Path("data")).loader(100, torch.device("cuda"), 0)
-    one, two = source(loader, exact=True), source(loader, exact=False)
+    one, two = make_source(loader, exact=True), make_source(loader, exact=False)
     assert two.kernel and not one.kernel
     for size, _ in zip(one.train(3), two.train(3), strict=True):
         (x, y), (other_x, other_y) = one.batch(size), two.batch(size)

@@ -15,7 +15,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["conv", "norm", "pool", "seen", "selection", "loss", "batch", "update"])
+@pytest.mark.parametrize("name", ["conv", "norm", "pool", "weight_views", "selection", "loss", "batch", "update"])
 def test_kernels_agree_with_torch(name, device):
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1" if device == "cpu" else "0", "OMP_NUM_THREADS": "1"}

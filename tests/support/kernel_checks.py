@@ -17,7 +17,7 @@ from dcil import DCIL
 from dcil.data import Dataset, Split
 from dcil.engine import kernels
 from dcil.engine.cuda import ops
-from dcil.engine.cuda.batches import OnDevice
+from dcil.engine.cuda.batches import DeviceSource
 from dcil.engine.cuda.sgd import SGD
 from dcil.selection import kth_smallest_key
 
@@ -123,7 +123,7 @@ def norms(shapes: Iterable[tuple[int, int, int]]) -> None:
             close(dres, dres2)
 
 
-def seen() -> None:
+def weight_views() -> None:
     n = 3000
     w, m = torch.randn(n + 50), torch.rand(n) < 0.3
     gradients = torch.randn(2, 2 * n)
@@ -191,7 +191,7 @@ def batch() -> None:
         for pad, flip in ((2, True), (0, False)):
             data = Dataset("random", split(33), split(5), 5, (0.4, 0.5, 0.6), (0.2, 0.25, 0.3), pad, flip)
             loader = data.loader(10, device, 0)
-            plain, kernel = OnDevice(loader, kernel=False), OnDevice(loader, kernel=True)
+            plain, kernel = DeviceSource(loader, kernel=False), DeviceSource(loader, kernel=True)
             for size, _ in zip(plain.train(1), kernel.train(1), strict=True):
                 (x, y), (other_x, other_y) = plain.batch(size), kernel.batch(size)
                 assert torch.equal(y, other_y) and x.stride() == other_x.stride()
@@ -210,7 +210,7 @@ def update() -> None:
             close(v, want_v)
 
 
-CHECKS = {check.__name__: check for check in (conv, norm, pool, seen, selection, loss, batch, update)}
+CHECKS = {check.__name__: check for check in (conv, norm, pool, weight_views, selection, loss, batch, update)}
 
 if __name__ == "__main__":
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Where a recorded step finds its batch: gathered on the device inside the recording, or copied into fixed memory."""
+"""Supply the batches of a recorded step: gathered on the device by the recording, or copied into fixed memory."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from dcil.engine import kernels
 from dcil.engine.evaluate import large_batch_size
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     def train(self, epoch: int) -> Iterator[int]:
-        """The sizes of an epoch's batches; each time ``batch`` stands ready for it."""
+        """Yield the sizes of an epoch's batches; after each, ``batch`` returns that batch."""
 
     def batch(self, size: int) -> Batch:
-        """The next training batch; replayed, it is the one after."""
+        """Return the next training batch; a replay of this call produces the one after it."""
 
     def test(self) -> Iterator[int]: ...
 
     def test_batch(self, size: int) -> Batch: ...
 
     def rewind(self) -> None:
-        """To the first batch."""
+        """Go back to the first batch."""
 
 
-def source(loader: Batches, exact: bool) -> Source:
-    """``exact``: to the last bit as the loader itself makes them."""
+def make_source(loader: Batches, exact: bool) -> BatchSource:
+    """Choose the source for ``loader``; ``exact`` asks for bitwise the loader's own batches."""
     if isinstance(loader, Loader) and loader.shard.world == 1:
-        return OnDevice(loader, kernel=kernels.AVAILABLE and loader.device.type == "cuda" and not exact)
-    return Streamed(loader)
+        return DeviceSource(loader, kernel=kernels.AVAILABLE and loader.device.type == "cuda" and not exact)
+    return CopiedSource(loader)
 
 
-class OnDevice:
-    """The data set and the epoch's random choices are on the device; a position there says which are next."""
+class DeviceSource:
+    """Keeps the data set, the epoch's random choices and the position in them on the device."""
 
     def __init__(self, loader: Loader, kernel: bool) -> None:
         self.loader, self.kernel = loader, kernel
         self.drawn = torch.stack(loader.draw(0)).to(loader.device)
         self.position = torch.zeros((), dtype=torch.long, device=loader.device)
-        self.test_images = large_batch_size(loader)
-        self.ahead = torch.arange(max(loader.batch, self.test_images), device=loader.device)
+        self.test_batch_size = large_batch_size(loader)
+        self.offsets = torch.arange(max(loader.batch, self.test_batch_size), device=loader.device)
 
     def train(self, epoch: int) -> Iterator[int]:
         self.drawn.copy_(torch.stack(self.loader.draw(epoch)))
@@ -55,16 +55,16 @@ class OnDevice:
         if self.kernel:
             batch = kernels.crop.crop(self.loader, self.drawn, self.position, size)
         else:
-            batch = self.loader.crop(self.drawn.index_select(1, self.position + self.ahead[:size]))
+            batch = self.loader.crop(self.drawn.index_select(1, self.position + self.offsets[:size]))
         self.position.add_(size)
         return batch
 
     def test(self) -> Iterator[int]:
         self.rewind()
-        yield from sizes(self.loader.test_size, self.test_images)
+        yield from sizes(self.loader.test_size, self.test_batch_size)
 
     def test_batch(self, size: int) -> Batch:
-        batch = self.loader.plain(self.position + self.ahead[:size])
+        batch = self.loader.plain(self.position + self.offsets[:size])
         self.position.add_(size)
         return batch
 
@@ -77,31 +77,31 @@ def sizes(images: int, batch: int) -> Iterator[int]:
         yield min(batch, images - start)
 
 
-class Streamed:
-    """Batches come from elsewhere and are copied to where the recording reads them."""
+class CopiedSource:
+    """Copies the loader's batches to the memory that the recording reads."""
 
     def __init__(self, loader: Batches) -> None:
         self.loader = loader
-        self.places: dict[int, tuple[Tensor, Tensor]] = {}
+        self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def put(self, x: Tensor, y: Tensor) -> int:
-        if len(y) not in self.places:
-            self.places[len(y)] = x.clone(), y.clone()
-        here = self.places[len(y)]
-        here[0].copy_(x, non_blocking=True)
-        here[1].copy_(y, non_blocking=True)
+    def copy_in(self, x: Tensor, y: Tensor) -> int:
+        if len(y) not in self.buffers:
+            self.buffers[len(y)] = x.clone(), y.clone()
+        images, labels = self.buffers[len(y)]
+        images.copy_(x, non_blocking=True)
+        labels.copy_(y, non_blocking=True)
         return len(y)
 
     def train(self, epoch: int) -> Iterator[int]:
         for x, y in self.loader.train(epoch):
-            yield self.put(x, y)
+            yield self.copy_in(x, y)
 
     def batch(self, size: int) -> Batch:
-        return self.places[size]
+        return self.buffers[size]
 
     def test(self) -> Iterator[int]:
         for x, y in self.loader.test():
-            yield self.put(x, y)
+            yield self.copy_in(x, y)
 
     test_batch = batch
 

@@ -1,4 +1,4 @@
-"""Work recorded once as a CUDA graph and replayed: hundreds of kernels for the price of one launch."""
+"""Record work as a CUDA graph and replay it: one launch instead of hundreds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from dcil.engine.lock import PROCESS_LOCK
 from dcil.engine.streams import new_stream
 
-WARM_UPS = 3  # for what libraries do on first sight: choosing algorithms, compiling, allocating
+WARM_UPS = 3  # libraries choose algorithms, compile and allocate in their first calls
 
 
 class GraphRecorder:
-    """Graphs that share memory, since they run one after the other and keep nothing there."""
+    """Records graphs that share one memory pool: they run one after the other and keep nothing in it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -23,10 +23,7 @@ class GraphRecorder:
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def record(self, work: Callable[[], None], before: Callable[[], None]) -> Callable[[], None]:
-        """``work`` as one replayable piece, after a few tries, each with ``before`` ahead of it.
-
-        Where there are no graphs, ``work`` itself.
-        """
+        """Warm up, each time after ``before``, record ``work`` and return its replay; without CUDA return ``work``."""
         if self.stream is None:
             return work
         with PROCESS_LOCK:
@@ -40,12 +37,12 @@ class GraphRecorder:
             return self.capture(work)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """``work``, which has been done before, as one replayable piece; it is not done now, and nothing waits."""
+        """Record ``work``, which must have run before, and return its replay; does not execute it or wait."""
         if self.stream is None:
             return work
         with PROCESS_LOCK, torch.cuda.stream(self.stream):
             graph = torch.cuda.CUDAGraph()
-            # thread_local: runs beside this one go on allocating meanwhile.
+            # thread_local: runs in other threads may allocate meanwhile.
             graph.capture_begin(self.pool, capture_error_mode="thread_local")
             try:
                 work()
@@ -56,7 +53,7 @@ class GraphRecorder:
 
 @contextmanager
 def restoring(changed: Sequence[Tensor]) -> Iterator[None]:
-    """What happens to these tensors inside is forgotten."""
+    """Restore these tensors on exit."""
     saved = [tensor.detach().clone() for tensor in changed]
     yield
     with torch.no_grad():

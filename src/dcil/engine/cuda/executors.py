@@ -1,4 +1,4 @@
-"""Executors on flat parameters: the network as it is with each path on its own stream, and the fused network."""
+"""Execute a step on flat parameters: the network as it is with each path on its own stream, or the fused network."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dcil import SparseNet
-from dcil.engine.cuda.flat import Flat, roles_of, room, window
+from dcil.engine.cuda.flat import FlatParameters, padded_size, roles_of, view_at
 from dcil.engine.cuda.ops import SideStream
 from dcil.engine.cuda.rewrite import Program, Rewriter, traced
-from dcil.engine.cuda.weights import collect, gradient_of, seen
+from dcil.engine.cuda.weights import collect_gradient, gradient_of, viewed_weights
 from dcil.engine.executor import Outputs
 from dcil.engine.streams import Streams
 
@@ -20,13 +20,14 @@ from dcil.engine.streams import Streams
 class PlainExecutor:
     """Runs the network as it is on the flat parameters, each path on its own stream."""
 
-    def __init__(self, net: SparseNet, flat: Flat) -> None:
+    def __init__(self, net: SparseNet, flat: FlatParameters) -> None:
         self.net, self.flat, self.roles = net, flat, roles_of(net)
         self.streams = Streams(flat.device, list(net.method.paths))
         starts = flat.packed.starts
-        self.slots = {start: i for i, start in enumerate([0, *sorted(s for s in starts.values() if s >= flat.head)])}
-        ends = [*list(self.slots)[1:], flat.weights.numel()]
-        self.sizes = [end - start for start, end in zip(self.slots, ends, strict=True)]
+        # Piece 0 has all prunable weights, each further one a parameter.
+        firsts = [0, *sorted(start for start in starts.values() if start >= flat.prunable_size)]
+        self.piece_index = {start: i for i, start in enumerate(firsts)}
+        self.sizes = [end - start for start, end in zip(firsts, [*firsts[1:], flat.weights.numel()], strict=True)]
 
     def begin(self) -> None:
         self.pieces = torch.split(self.flat.leaf, self.sizes)
@@ -42,27 +43,27 @@ class PlainExecutor:
 
     def tensors(self, path: str, track: bool) -> dict[str, Tensor]:
         """Return what ``SparseNet.tensors`` does, as views of the flat parameters."""
-        place = list(self.net.method.paths).index(path)
-        values = seen(self.net, self.flat, path, self.pieces[0])
+        index = list(self.net.method.paths).index(path)
+        values = viewed_weights(self.net, self.flat, path, self.pieces[0])
         starts = self.flat.packed.starts
         found: dict[str, Tensor] = {}
-        rooms = [room(w) for w in {id(layer.weight): layer.weight for layer in self.net.layers}.values()]
-        by_start = dict(zip(torch.tensor([0, *rooms]).cumsum(0).tolist(), torch.split(values, rooms), strict=False))
+        padded = [padded_size(w) for w in {id(layer.weight): layer.weight for layer in self.net.layers}.values()]
+        by_start = dict(zip(torch.tensor([0, *padded]).cumsum(0).tolist(), torch.split(values, padded), strict=False))
         for layer in self.net.layers:
-            found[layer.name] = window(by_start[starts[id(layer.weight)]], 0, layer.weight.shape)
+            found[layer.name] = view_at(by_start[starts[id(layer.weight)]], 0, layer.weight.shape)
         for name, role in self.roles.items():
             own = len(role) == len(self.net.method.paths)
-            tensor = role[place] if own else role[0]
+            tensor = role[index] if own else role[0]
             if isinstance(tensor, nn.Parameter):
                 piece = self.piece(tensor)
-                found[name] = piece if own or place == 0 else piece.detach()
+                found[name] = piece if own or index == 0 else piece.detach()
             else:
-                found[name] = tensor if track and (own or place == 0) else tensor.clone()
+                found[name] = tensor if track and (own or index == 0) else tensor.clone()
         return found
 
     def piece(self, parameter: nn.Parameter) -> Tensor:
         start = self.flat.packed.starts.get(id(parameter))
-        return parameter if start is None else window(self.pieces[self.slots[start]], 0, parameter.shape)
+        return parameter if start is None else view_at(self.pieces[self.piece_index[start]], 0, parameter.shape)
 
     def backward(self, loss: Tensor) -> None:
         self.flat.gradient.add_(gradient_of([loss], self.flat.leaf, self.net, None))
@@ -77,7 +78,7 @@ class FusedExecutor:
     def __init__(
         self,
         net: SparseNet,
-        flat: Flat,
+        flat: FlatParameters,
         dtype: torch.dtype,
         groups: Sequence[tuple[str, ...]],
         side_streams: bool,
@@ -90,7 +91,7 @@ class FusedExecutor:
         self.programs: dict[tuple[str, ...], Program] = {
             group: Rewriter(net, model, flat, group, dtype, self.side_streams[group]).build() for group in groups
         }
-        # Memory freed on one stream is not reused on another: to hold one path at a time, all must be on the same.
+        # Memory freed on one stream is not reused on another: holding one path at a time needs a single stream.
         self.streams = Streams(flat.device, groups[:1] if serial else groups)
 
     def begin(self) -> None:
@@ -131,8 +132,8 @@ class FusedExecutor:
             for group, program in self.programs.items():
                 with on(group):
                     if not self.side_streams[group].join():
-                        program.forget()  # the loss did not depend on it
+                        program.zero_gradients()  # the loss did not depend on it
                     program.head.collect()
-                    program.weights.collect_others()
-        collect([program.weights for program in self.programs.values()], self.flat)
+                    program.weights.collect_unprunable()
+        collect_gradient([program.weights for program in self.programs.values()], self.flat)
         self.flat.counters.flat.add_(1)

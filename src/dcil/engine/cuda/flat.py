@@ -1,5 +1,5 @@
-"""Every parameter of a network in one tensor, likewise gradients, momentum and masks: one kernel where there were
-hundreds. The network's own tensors become windows into them, so everybody else goes on as before."""
+"""Store all parameters of a network in one flat tensor, likewise gradients, momentum and masks, so that one kernel
+updates them all. The network's own tensors become views of the flat ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from dcil import SparseNet
 
-ALIGN = 8  # elements: windows start at multiples of 16 bytes also in bf16, as the matrix units want
+ALIGN = 8  # elements: tensor cores need views that start at multiples of 16 bytes, in bf16 too
 
 
-def window(flat: Tensor, start: int, shape: Iterable[int]) -> Tensor:
-    """``shape`` at ``start``; of four dimensions the second lies innermost (channels_last)."""
+def view_at(flat: Tensor, start: int, shape: Iterable[int]) -> Tensor:
+    """Return the view of ``shape`` that begins at ``start``; four dimensions are laid out channels_last."""
     sizes = tuple(shape)
     part = flat[start : start + torch.Size(sizes).numel()]
     if len(sizes) != 4:
@@ -24,34 +24,34 @@ def window(flat: Tensor, start: int, shape: Iterable[int]) -> Tensor:
     return part.view(out, height, width, channels).permute(0, 3, 1, 2)
 
 
-def room(tensor: Tensor, align: int = ALIGN) -> int:
-    """The elements that a tensor takes up, the gap to the next one included."""
+def padded_size(tensor: Tensor, align: int = ALIGN) -> int:
+    """Return the number of elements of a tensor, padding included."""
     return -(-tensor.numel() // align) * align
 
 
 @dataclass
 class Packed:
-    """Tensors laid one behind the other; ``starts`` by the id of the tensor."""
+    """Tensors packed into ``flat``; ``starts`` maps the id of a tensor to its offset."""
 
     flat: Tensor
     starts: dict[int, int]
 
     def at(self, tensor: Tensor) -> Tensor:
-        return window(self.flat, self.starts[id(tensor)], tensor.shape)
+        return view_at(self.flat, self.starts[id(tensor)], tensor.shape)
 
     def like(self, flat: Tensor, tensor: Tensor) -> Tensor:
-        """The same place in a tensor that is laid out alike."""
-        return window(flat, self.starts[id(tensor)], tensor.shape)
+        """Return the view of ``flat``, which has the same layout, that belongs to ``tensor``."""
+        return view_at(flat, self.starts[id(tensor)], tensor.shape)
 
 
 def pack(tensors: Iterable[Tensor], dtype: torch.dtype, device: torch.device, align: int) -> Packed:
-    """Move the tensors into one and make each a window into it."""
+    """Move the tensors into one and make each a view of it."""
     starts: dict[int, int] = {}
     size = 0
     unique = list({id(t): t for t in tensors}.values())
     for tensor in unique:
         starts[id(tensor)] = size
-        size += room(tensor, align)
+        size += padded_size(tensor, align)
     packed = Packed(torch.zeros(size, dtype=dtype, device=device), starts)
     for tensor in unique:
         place = packed.at(tensor)
@@ -60,9 +60,9 @@ def pack(tensors: Iterable[Tensor], dtype: torch.dtype, device: torch.device, al
     return packed
 
 
-class Flat:
-    """The parameters: prunable weights first (``head`` elements of them), then the others, those that the paths have
-    in the same role side by side."""
+class FlatParameters:
+    """Holds the prunable weights first (``prunable_size`` elements), then the other parameters; those that the paths
+    have in the same role are adjacent."""
 
     def __init__(self, net: SparseNet, optimizer: torch.optim.SGD) -> None:
         self.net, self.device = net, next(net.parameters()).device
@@ -73,24 +73,24 @@ class Flat:
         rest += [p for p in net.parameters() if p.requires_grad]
         with torch.no_grad():
             self.packed = pack([*weights, *rest], torch.float32, self.device, ALIGN)
-            self.head = max(self.packed.starts[id(w)] + room(w) for w in weights)
-            self.masks = torch.ones(self.head, dtype=torch.bool, device=self.device)
+            self.prunable_size = max(self.packed.starts[id(w)] + padded_size(w) for w in weights)
+            self.masks = torch.ones(self.prunable_size, dtype=torch.bool, device=self.device)
             for layer in layers:
-                place = window(self.masks, self.packed.starts[id(layer.weight)], layer.weight.shape)
+                place = view_at(self.masks, self.packed.starts[id(layer.weight)], layer.weight.shape)
                 place.copy_(layer.mask)
                 layer.mask.data = place
             live = [b for role in roles.values() for b in role if not isinstance(b, nn.Parameter)]
             self.statistics = pack([b for b in live if b.dtype == torch.float32], torch.float32, self.device, 1)
             self.counters = pack([b for b in live if b.dtype == torch.int64], torch.int64, self.device, 1)
-            self._adopt(optimizer)
+            self._link_optimizer(optimizer)
         self.leaf = self.weights.detach().requires_grad_()
 
     @property
     def weights(self) -> Tensor:
         return self.packed.flat
 
-    def _adopt(self, optimizer: torch.optim.SGD) -> None:
-        """Gradients and momentum, windows for everybody who looks for them beside the parameters."""
+    def _link_optimizer(self, optimizer: torch.optim.SGD) -> None:
+        """Make ``grad`` and the momentum buffer of each parameter views of flat tensors."""
         self.gradient, self.momentum = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if id(parameter) not in self.packed.starts:
@@ -105,14 +105,14 @@ class Flat:
 
 
 def roles_of(net: SparseNet) -> dict[str, list[Tensor]]:
-    """Name in the model -> the live tensors that the paths have there, one for each path that has its own."""
+    """Map each name in the model to its tensors: one for each path that has its own."""
     roles: dict[str, list[Tensor]] = {name: [p] for name, p in net.model.named_parameters()}
     roles |= {name: [b] for name, b in net.model.named_buffers()}
     for path in list(net.method.paths)[1:]:
         with torch.no_grad():
             once, again = net.tensors(path), net.tensors(path)
         for name, tensor in once.items():
-            if name in roles and tensor is again[name]:  # made afresh at each call: not its own
+            if name in roles and tensor is again[name]:  # a new tensor at each call is computed, not stored
                 roles[name].append(tensor)
     for name in net.masks:
         roles.pop(name)

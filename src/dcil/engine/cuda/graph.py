@@ -1,8 +1,7 @@
-"""The fast engine: the whole training step, from gathering the batch to the optimizer's update, as one CUDA graph.
+"""Train with the whole step, from gathering the batch to the optimizer's update, recorded as one CUDA graph.
 
-Nothing in an epoch waits for the device. What changes from step to step changes in place: the weights, the masks, the
-learning rate, the position in the data. What changes the computation itself (the method's ``form``, the size of the
-last batch) gets a recording of its own.
+The host waits for the device only to check for divergence. Weights, masks, learning rate and position in the data
+change in place. Each computation that differs (by the method's ``loss_key``, the size of the batch) has a recording.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from dcil import SparseNet, Update
 from dcil.data import Batches
 from dcil.distillation import MutualDistillation
 from dcil.engine import kernels
-from dcil.engine.cuda.batches import source
+from dcil.engine.cuda.batches import make_source
 from dcil.engine.cuda.capture import GraphRecorder, restoring
 from dcil.engine.cuda.executors import FusedExecutor, PlainExecutor
-from dcil.engine.cuda.flat import Flat
+from dcil.engine.cuda.flat import FlatParameters
 from dcil.engine.cuda.mask_updates import RecordedHooks
 from dcil.engine.cuda.rewrite import Unfusable
 from dcil.engine.cuda.sgd import SGD
@@ -32,47 +31,47 @@ from dcil.engine.lock import PROCESS_LOCK
 from dcil.engine.settings import EngineSettings
 from dcil.engine.streams import Streams
 
-CHECK_EVERY = 500  # steps between looks at the device for a loss that is not finite
-NARROW = 64  # channels: networks up to here wait for launches; wider ones fill the GPU on their own
+CHECK_EVERY = 500  # steps between checks for a loss that is not finite, which wait for the device
+NARROW = 64  # channels: up to here a network is bound by kernel launches, beyond by the GPU
 
 
 class GraphEngine:
-    """Same numbers as EagerEngine, up to the order of floating-point sums."""
+    """Computes what EagerEngine computes, up to the order of floating-point sums."""
 
     name = "graph"
 
     def __init__(self, net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, settings: EngineSettings) -> None:
         self.net, self.optimizer, self.loader, self.settings = net, optimizer, loader, settings
         device = loader.device
-        self.sgd = SGD.like(optimizer)
+        self.sgd = SGD.from_optimizer(optimizer)
         self.recorder = GraphRecorder(device)
         self.recordings: dict[Hashable, Callable[[], None]] = {}
-        self.beside = Streams(device, ["main", "beside"])
+        self.streams = Streams(device, ["main", "side"])
         self.minus_lr = torch.zeros((), device=device)
         self.sums = torch.zeros(3, dtype=torch.double, device=device)  # loss, hits, images
         self.evaluation = Evaluation(net, device)
-        # Steps done, the first step with a bad loss (0: none yet), and that loss.
+        # Steps done, the first step whose loss was not finite (0: none), and that loss.
         self.count = torch.zeros((), dtype=torch.long, device=device)
-        self.bad = torch.zeros((), dtype=torch.long, device=device)
-        self.bad_loss = torch.zeros((), device=device)
+        self.diverged_step = torch.zeros((), dtype=torch.long, device=device)
+        self.diverged_loss = torch.zeros((), device=device)
         self.ready = False
         self.executor: Executor | None = None
 
     def prepare(self) -> None:
-        """At the first epoch, when the checkpoint has been read: take the network's tensors into our hands."""
+        """Move the parameters into flat memory, once, after the checkpoint has been loaded."""
         if self.ready:
             return
         with PROCESS_LOCK:
             self.settings.apply()
-            self.flat = Flat(self.net, self.optimizer)
-            self.source = source(self.loader, exact=self.settings.precision == "fp32")
+            self.flat = FlatParameters(self.net, self.optimizer)
+            self.source = make_source(self.loader, exact=self.settings.precision == "fp32")
             self.net.hooks = RecordedHooks(self.net, self.flat, self.recorder)
             self.ready = True
 
     # -- training ----------------------------------------------------------------------------------------------------
 
     def epoch(self, epoch: int, rate: Callable[[int], float]) -> Iterator[Update | None]:
-        """Train through the epoch; after each step, the mask update it brought. The device is still at it then."""
+        """Train one epoch; yield each step's mask update, if any, without waiting for the device."""
         self.prepare()
         self.sums.zero_()
         self.count.fill_(self.net.steps_done)
@@ -89,71 +88,72 @@ class GraphEngine:
                 self.check()
 
     def step(self, size: int) -> None:
-        """What is recorded. Making the batch and keeping count run beside the rest."""
+        """Run one training step; this is recorded. The batch and the metrics are computed on the side stream."""
         assert self.executor is not None
-        walk = one_at_a_time if self.settings.low_memory else all_at_once
-        with self.beside.forked() as on, autocast(self.loader.device, self.settings):
-            with on("beside"):
+        run_paths = one_at_a_time if self.settings.low_memory else all_at_once
+        with self.streams.forked() as on, autocast(self.loader.device, self.settings):
+            with on("side"):
                 x, y = self.source.batch(size)
             self.executor.begin()
-        with self.beside.forked(late=True) as on, autocast(self.loader.device, self.settings):
+        with self.streams.forked(late=True) as on, autocast(self.loader.device, self.settings):
 
-            def note(outputs: Outputs, loss: Tensor) -> None:
-                with on("beside"), torch.no_grad():
-                    self.note(loss, outputs, y)
+            def on_loss(outputs: Outputs, loss: Tensor) -> None:
+                with on("side"), torch.no_grad():
+                    self.accumulate(loss, outputs, y)
 
-            walk(self.executor, self.net.method.paths, self.loss, x, y, note)
+            run_paths(self.executor, self.net.method.paths, self.loss, x, y, on_loss)
         with torch.no_grad():
             self.executor.finish()
             exact = self.settings.precision == "fp32"
-            self.sgd.step(self.flat.weights, self.flat.gradient, self.flat.momentum, self.minus_lr, self.bad, exact)
+            flat = self.flat
+            self.sgd.step(flat.weights, flat.gradient, flat.momentum, self.minus_lr, self.diverged_step, exact)
             context = self.net.context(self.optimizer)
             self.net.method.after_step(dataclasses.replace(context, step=context.step + 1))
 
     def loss(self, outputs: Outputs, y: Tensor) -> Tensor:
-        """The method's loss; in one kernel where its key has one and the last bit need not be torch's."""
+        """Compute the method's loss, below fp32 in one kernel if there is one for its key."""
         key, p = self.net.method.loss_key(self.net.steps_done), outputs["pruned"]
         kernel = kernels.AVAILABLE and p.is_cuda and p.dim() == 2 and self.settings.precision != "fp32"
         if kernel and isinstance(key, MutualDistillation):
             return kernels.loss.dcil_loss(p, outputs["super"], y, key.weight, key.temperature)
         return self.net.loss(outputs, y)
 
-    def note(self, loss: Tensor, outputs: Outputs, y: Tensor) -> None:
-        """Count, add up, and hold on to the first loss that is not finite."""
+    def accumulate(self, loss: Tensor, outputs: Outputs, y: Tensor) -> None:
+        """Count the step, add its loss and hits to the sums, and keep the first loss that is not finite."""
         self.count.add_(1)
-        first = ~loss.isfinite() & (self.bad == 0)
-        self.bad_loss.copy_(torch.where(first, loss, self.bad_loss))
-        self.bad.copy_(torch.where(first, self.count, self.bad))
+        first = ~loss.isfinite() & (self.diverged_step == 0)
+        self.diverged_loss.copy_(torch.where(first, loss, self.diverged_loss))
+        self.diverged_step.copy_(torch.where(first, self.count, self.diverged_step))
         hits = (outputs["pruned"].argmax(1) == y).sum()
         self.sums.add_(torch.stack([loss.double() * len(y), hits.double(), torch.full_like(loss, len(y)).double()]))
 
-    def recording(self, kind: str, size: int, form: Hashable, work: Callable[[], None]) -> Callable[[], None]:
-        key = (kind, size, form)
+    def recording(self, kind: str, size: int, variant: Hashable, work: Callable[[], None]) -> Callable[[], None]:
+        key = (kind, size, variant)
         if key not in self.recordings:
-            with PROCESS_LOCK, restoring(self.changed()):
+            with PROCESS_LOCK, restoring(self.mutated()):
                 if self.executor is None and kind == "train":
                     self.executor = choose_executor(self.net, self.flat, self.settings, self.source.batch(size)[0])
                 self.recordings[key] = self.recorder.record(work, before=self.source.rewind)
         return self.recordings[key]
 
-    def changed(self) -> list[Tensor]:
-        """Every tensor that a recorded piece of work moves."""
+    def mutated(self) -> list[Tensor]:
+        """Return every tensor that recorded work changes."""
         flat = self.flat
-        mine = [self.sums, self.evaluation.counts, self.count, self.bad, self.bad_loss]
+        mine = [self.sums, self.evaluation.counts, self.count, self.diverged_step, self.diverged_loss]
         mine += [flat.weights, flat.gradient, flat.momentum, flat.masks, flat.statistics.flat, flat.counters.flat]
         mine += [*self.net.state.values(), *self.net.model.buffers()]
         position = getattr(self.source, "position", None)
         return mine if position is None else [*mine, position]
 
     def totals(self) -> tuple[float, float, float]:
-        """Sum of the loss, hits and images of the last epoch; waits for the device."""
+        """Return the last epoch's sum of the loss, hits and images; waits for the device."""
         self.check()
         loss, hits, images = self.sums.tolist()
         return loss, hits, images
 
     def check(self) -> None:
-        if step := int(self.bad):
-            raise Diverged.at(step, float(self.bad_loss), self.optimizer.defaults["lr"])
+        if step := int(self.diverged_step):
+            raise Diverged.at(step, float(self.diverged_loss), self.optimizer.defaults["lr"])
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
@@ -162,34 +162,34 @@ class GraphEngine:
         self.prepare()
 
         def replay(size: int) -> None:
-            self.recording("test", size, self.shortcut is not None, partial(self.count_batch, size))()
+            self.recording("test", size, self.fused_evaluator is not None, partial(self.count_batch, size))()
 
         self.evaluation.run(self.source.test(), replay)
         return self.evaluation.accuracy()
 
     @torch.no_grad()
     def count_batch(self, size: int) -> None:
-        """Count the next test batch. This is what is recorded."""
+        """Count the next test batch; this is recorded."""
         x, y = self.source.test_batch(size)
         with autocast(self.loader.device, self.settings):
-            outputs = self.shortcut.evaluate(x) if self.shortcut else None
+            outputs = self.fused_evaluator.evaluate(x) if self.fused_evaluator else None
             self.evaluation.add(x, y, (lambda path, x: outputs[path]) if outputs else None)
 
     @property
-    def shortcut(self) -> FusedExecutor | None:
-        """The fused network, if training has begun, it serves evaluation, and its last bit need not be torch's."""
+    def fused_evaluator(self) -> FusedExecutor | None:
+        """Return the fused network if it exists and may evaluate: same graph in both modes, precision below fp32."""
         exact, executor = self.settings.precision == "fp32", self.executor
         return executor if isinstance(executor, FusedExecutor) and executor.evaluates and not exact else None
 
 
-def choose_executor(net: SparseNet, flat: Flat, settings: EngineSettings, x: Tensor) -> Executor:
-    """The fused network where it can be had: stacked if narrow, else a path per stream."""
+def choose_executor(net: SparseNet, flat: FlatParameters, settings: EngineSettings, x: Tensor) -> Executor:
+    """Choose the fused network if the model can be rewritten (stacked or a stream per path), else the plain one."""
     paths = tuple(net.method.paths)
     groups: list[list[tuple[str, ...]]] = [[(path,) for path in paths]] if settings.executor != "plain" else []
     if settings.executor == "auto" and x.is_cuda and not kernels.AVAILABLE:
         groups = []  # the fused network without its kernels would be slower than the plain one
     narrow = widest(net.model) <= NARROW
-    # Alone, a narrow path is faster on its own stream; among other runs, one launch for all paths saves work.
+    # A narrow path is faster on its own stream, unless other runs share the GPU: then fewer launches count.
     stack = settings.executor == "stacked" or (settings.executor == "auto" and narrow and settings.shared_gpu)
     if stack and not settings.low_memory and len(paths) > 1:
         groups.insert(0, [paths])
@@ -211,7 +211,7 @@ def widest(model: nn.Module) -> int:
 
 @torch.no_grad()
 def agrees(executor: Executor, net: SparseNet, settings: EngineSettings, x: Tensor) -> bool:
-    """Does the fused form compute what the network computes? Asked once, of the first batch."""
+    """Return whether the fused network computes what the network computes, on the first batch."""
     with autocast(x.device, settings):
         want = net(x)
         try:
@@ -219,7 +219,7 @@ def agrees(executor: Executor, net: SparseNet, settings: EngineSettings, x: Tens
             got = executor.outputs(x, net.method.paths, track=False)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
-        except RuntimeError:  # shapes that do not fit: something stands before the first convolution of a stack
+        except RuntimeError:  # shapes that do not match: a stack needs a convolution as its first operation
             return False
     off = [float((got[p].float() - want[p].float()).norm() / want[p].float().norm()) for p in want]
     return max(off) < (0.1 if settings.precision == "bf16" else 0.01)

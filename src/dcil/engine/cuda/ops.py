@@ -1,5 +1,5 @@
-"""The operations that the fused networks are made of. Their parameters' gradients do not travel through autograd:
-backward writes them where the optimizer reads them."""
+"""Operations of the fused networks. The gradients of their parameters bypass autograd: backward writes them where
+the optimizer reads them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dcil.engine.streams import new_stream
 
 
 class SideStream:
-    """Where weight gradients are computed, if wanted on a side stream: nothing in the backward pass waits for them but
-    its end, when those that cuDNN has put elsewhere are brought home together."""
+    """Computes weight gradients, on a stream of its own if ``enabled``; only the end of the backward pass waits for it.
+    Gradients that cuDNN allocates are then copied together to their fixed memory."""
 
-    def __init__(self, device: torch.device, beside: bool, depth: int = 8) -> None:
-        self.stream = new_stream(device) if beside and device.type == "cuda" else None
+    def __init__(self, device: torch.device, enabled: bool, depth: int = 8) -> None:
+        self.stream = new_stream(device) if enabled and device.type == "cuda" else None
         self.depth = depth
         self.pending: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
-        self.away: list[tuple[Tensor, Tensor]] = []  # (home, gradient)
+        self.copies: list[tuple[Tensor, Tensor]] = []  # (target, gradient)
         self.used = False  # since the last join
 
     def run(self, work: Any, *held: Tensor) -> None:
-        """Do ``work`` beside the current stream; the tensors it reads are held until it is done."""
+        """Do ``work`` concurrently with the current stream; ``held``, the tensors it reads, live until it is done."""
         self.used = True
         if self.stream is None:
             work()  # on the CPU, or where side streams do not pay
@@ -40,20 +40,20 @@ class SideStream:
             here.wait_event(self.pending.popleft()[0])
 
     def join(self) -> bool:
-        """The gradients are there; were there any?"""
+        """Wait for the side stream; return whether it had work."""
         used, self.used = self.used, False
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
             self.pending.clear()
-        if self.away:
-            homes, gradients = ([flat(tensor) for tensor in side] for side in zip(*self.away, strict=True))
-            torch._foreach_copy_(homes, gradients)  # one kernel; as many small copies take longer than their bytes
-            self.away.clear()
+        if self.copies:
+            targets, gradients = ([flattened(tensor) for tensor in side] for side in zip(*self.copies, strict=True))
+            torch._foreach_copy_(targets, gradients)  # one kernel: small copies are bound by their launches
+            self.copies.clear()
         return used
 
 
-def flat(weight: Tensor) -> Tensor:
-    """As it lies in memory, channels last: a view."""
+def flattened(weight: Tensor) -> Tensor:
+    """Return a channels_last tensor as a flat view, in the order of memory."""
     return weight.permute(0, 2, 3, 1).reshape(-1)
 
 
@@ -78,9 +78,9 @@ class _Conv(Function):
                 kernels.conv.weight_gradient(x, dy, conv.gradient, ctx.groups)
             else:
                 found = torch.ops.aten.convolution_backward(*args, [False, True, False])[1]
-                conv.lane.away.append((conv.gradient, found))
+                conv.side_stream.copies.append((conv.gradient, found))
 
-        conv.lane.run(weight_gradient, x, dy)
+        conv.side_stream.run(weight_gradient, x, dy)
         if not ctx.needs_input_grad[0]:
             return None, None, None
         if ctx.groups:
@@ -89,28 +89,28 @@ class _Conv(Function):
 
 
 class Conv(nn.Module):
-    """A convolution whose weight and weight gradient live in given memory; ``blocks`` are on the weight's diagonal."""
+    """Convolution with weight and weight gradient in given memory; the weight has ``blocks`` diagonal blocks."""
 
     value: Tensor
     gradient: Tensor
 
-    def __init__(self, name: str, like: nn.Conv2d, lane: SideStream, device: torch.device, blocks: int) -> None:
+    def __init__(self, name: str, like: nn.Conv2d, side_stream: SideStream, device: torch.device, blocks: int) -> None:
         super().__init__()
-        self.name, self.lane, self.blocks = name, lane, blocks
+        self.name, self.side_stream, self.blocks = name, side_stream, blocks
         self.how = (None, like.stride, like.padding, like.dilation, False, [0, 0], like.groups)
         self.kind = tuple(like.stride), tuple(like.padding), tuple(like.dilation), like.groups
-        # Without an input that wants a gradient, autograd would not come by.
-        self.wants = torch.zeros((), device=device, requires_grad=True)
+        # autograd calls backward only if some input requires a gradient.
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.value.dtype).contiguous(memory_format=torch.channels_last)
-        out: Tensor = _Conv.apply(x, self.wants, self)  # type: ignore[no-untyped-call]
+        out: Tensor = _Conv.apply(x, self.anchor, self)  # type: ignore[no-untyped-call]
         return out
 
 
 class _Norm(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, residual: Tensor | None, wants: Tensor, norm: Norm) -> Any:
+    def forward(ctx: Any, x: Tensor, residual: Tensor | None, anchor: Tensor, norm: Norm) -> Any:
         running = norm.running if norm.track else None
         forward = kernels.norm.forward if kernels.AVAILABLE and x.is_cuda else plain_forward
         x = x.contiguous(memory_format=torch.channels_last)
@@ -134,10 +134,9 @@ class _Norm(Function):
 
 
 class Norm(nn.Module):
-    """Batch norm in training, then the residual is added and negative values cut, as far as wanted.
+    """Batch norm, then an optional residual sum and an optional ReLU.
 
-    With two readers it hands out its result twice, so that their gradients come in separately and are summed in the
-    same kernel.
+    With two readers it returns its result twice: their gradients arrive separately and are summed in the same kernel.
     """
 
     def __init__(self, like: nn.BatchNorm2d, at: dict[str, Tensor], relu: bool) -> None:
@@ -147,11 +146,11 @@ class Norm(nn.Module):
         self.weight, self.bias = at["weight"], at["bias"]
         self.dweight, self.dbias = at["dweight"], at["dbias"]
         self.running = at["running_mean"], at["running_var"]
-        self.wants = torch.zeros((), device=self.weight.device, requires_grad=True)
+        self.anchor = torch.zeros((), device=self.weight.device, requires_grad=True)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         if self.training:
-            return _Norm.apply(x, residual, self.wants, self)  # type: ignore[no-untyped-call]
+            return _Norm.apply(x, residual, self.anchor, self)  # type: ignore[no-untyped-call]
         x = x.contiguous(memory_format=torch.channels_last)
         if residual is not None:
             residual = residual.contiguous(memory_format=torch.channels_last)
@@ -175,11 +174,11 @@ class _Pool(Function):
         return kernels.pool.backward(dy, winner, ctx.size, *ctx.how), None
 
 
-LARGEST_WINDOW = 8  # pixels each way: the kernel goes through them one by one and numbers them in a byte
+LARGEST_WINDOW = 8  # pixels each way: the kernel stores the winner's index in a byte
 
 
 class Pool(nn.Module):
-    """Max pooling of square windows."""
+    """Max pooling; one kernel each way for square windows."""
 
     def __init__(self, like: nn.MaxPool2d) -> None:
         super().__init__()
@@ -193,13 +192,13 @@ class Pool(nn.Module):
         return out
 
 
-def _wide(vector: Tensor) -> Tensor:
+def _per_channel(vector: Tensor) -> Tensor:
     return vector[:, None, None]
 
 
 def plain_forward(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, relu: bool,
                   running: tuple[Tensor, Tensor] | None, momentum: float) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """What the kernels compute, in plain torch."""
+    """Compute in torch what ``kernels.norm.forward`` computes."""
     wide = x.float()
     variance, mean = torch.var_mean(wide, (0, 2, 3), correction=0)
     scale = torch.rsqrt(variance + eps)
@@ -207,18 +206,18 @@ def plain_forward(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tens
         rows = x.numel() // x.shape[1]
         running[0].lerp_(mean, momentum)
         running[1].lerp_(variance * (rows / (rows - 1)), momentum)
-    y = (wide - _wide(mean)) * _wide(scale * weight) + _wide(bias)
-    return finished(y, residual, relu, x.dtype), mean, scale
+    y = (wide - _per_channel(mean)) * _per_channel(scale * weight) + _per_channel(bias)
+    return add_relu(y, residual, relu, x.dtype), mean, scale
 
 
 def plain_evaluate(x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, eps: float, relu: bool,
                    running: tuple[Tensor, Tensor]) -> Tensor:  # fmt: skip
     mean, variance = running
-    y = (x.float() - _wide(mean)) * _wide(torch.rsqrt(variance + eps) * weight) + _wide(bias)
-    return finished(y, residual, relu, x.dtype)
+    y = (x.float() - _per_channel(mean)) * _per_channel(torch.rsqrt(variance + eps) * weight) + _per_channel(bias)
+    return add_relu(y, residual, relu, x.dtype)
 
 
-def finished(y: Tensor, residual: Tensor | None, relu: bool, dtype: torch.dtype) -> Tensor:
+def add_relu(y: Tensor, residual: Tensor | None, relu: bool, dtype: torch.dtype) -> Tensor:
     y = y if residual is None else y + residual.float()
     return (y.relu() if relu else y).to(dtype)
 
@@ -229,9 +228,9 @@ def plain_backward(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     g = grads[0].float() if len(grads) == 1 else grads[0].float() + grads[1].float()
     g = torch.where(y > 0, g, 0.0) if relu else g
-    unit = (x.float() - _wide(mean)) * _wide(scale)
+    unit = (x.float() - _per_channel(mean)) * _per_channel(scale)
     dbias.copy_(g.sum((0, 2, 3)))
     dweight.copy_((g * unit).sum((0, 2, 3)))
     rows = x.numel() // x.shape[1]
-    dx = _wide(weight * scale) * (g - _wide(dbias / rows) - unit * _wide(dweight / rows))
+    dx = _per_channel(weight * scale) * (g - _per_channel(dbias / rows) - unit * _per_channel(dweight / rows))
     return dx.to(x.dtype), g.to(x.dtype) if residual else None

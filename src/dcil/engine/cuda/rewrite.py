@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from dcil import SparseNet
-from dcil.engine.cuda.flat import Flat, roles_of
+from dcil.engine.cuda.flat import FlatParameters, roles_of
 from dcil.engine.cuda.ops import Conv, Norm, Pool, SideStream
-from dcil.engine.cuda.weights import Weights
+from dcil.engine.cuda.weights import PathWeights
 from dcil.tracing import TracingError, trace
 
 aten = torch.ops.aten
@@ -80,7 +80,7 @@ class Program:
 
     paths: tuple[str, ...]
     run: fx.GraphModule
-    weights: Weights
+    weights: PathWeights
     norms: list[Norm]
     head: Head
     same_in_evaluation: bool
@@ -90,8 +90,8 @@ class Program:
             norm.track = track
         return dict(zip(self.paths, self.run(x).unbind(0), strict=True))
 
-    def forget(self) -> None:
-        """Set all gradients to zero: this step has none."""
+    def zero_gradients(self) -> None:
+        """Set all gradients to zero, for a step without any."""
         self.weights.gradients.zero_()
         for norm in self.norms:
             norm.dweight.zero_()
@@ -108,13 +108,14 @@ class Rewriter:
         self,
         net: SparseNet,
         model: TracedModel,
-        flat: Flat,
+        flat: FlatParameters,
         paths: Sequence[str],
         dtype: torch.dtype,
-        lane: SideStream,
+        side_stream: SideStream,
     ) -> None:
-        self.net, self.model, self.flat, self.paths, self.dtype, self.lane = net, model, flat, tuple(paths), dtype, lane
-        self.weights = Weights(net, flat, paths, dtype)
+        self.net, self.model, self.flat, self.paths, self.dtype = net, model, flat, tuple(paths), dtype
+        self.side_stream = side_stream
+        self.weights = PathWeights(net, flat, paths, dtype)
         self.roles = roles_of(net)
         self.order = {name: i for i, name in enumerate(net.method.paths)}
         self.parts: dict[str, nn.Module] = {}
@@ -175,8 +176,8 @@ class Rewriter:
             raise Unfusable(f"{name} is private to each path")
         source = node.args[0]
         first = isinstance(source, fx.Node) and source.op == "placeholder"
-        self.weights.place(f"{name}.weight", first)
-        return Conv(f"{name}.weight", module, self.lane, self.flat.device, 1 if first else len(self.paths))
+        self.weights.reserve(f"{name}.weight", first)
+        return Conv(f"{name}.weight", module, self.side_stream, self.flat.device, 1 if first else len(self.paths))
 
     def norm(self, name: str, module: nn.BatchNorm2d, relu: bool) -> Norm:
         if not (module.affine and module.track_running_stats and module.momentum is not None):
@@ -195,7 +196,7 @@ class Rewriter:
             raise Unfusable(f"{name} is not the classifier")
         self.classifier = name
         if f"{name}.weight" in self.net.masks:
-            self.weights.place(f"{name}.weight", first=False)
+            self.weights.reserve(f"{name}.weight", first=False)
         return module  # replaced by a Head once its weights have memory
 
     def head(self) -> Head:

@@ -1,4 +1,4 @@
-"""SGD on flat parameters: torch.optim.SGD's arithmetic with the learning rate on the device."""
+"""Apply SGD to flat parameters: torch.optim.SGD's arithmetic with the learning rate on the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dcil.engine import kernels
 
 @dataclass(frozen=True)
 class SGD:
-    """
+    """Updates w by its gradient g, with velocity v:
+
     d = g + decay * w
     v = momentum * v + d
     w = w - lr * (d + momentum * v)        (Nesterov; else w - lr * v, or w - lr * d without momentum)
@@ -23,24 +24,24 @@ class SGD:
     nesterov: bool
 
     @classmethod
-    def like(cls, optimizer: torch.optim.SGD) -> SGD:
+    def from_optimizer(cls, optimizer: torch.optim.SGD) -> SGD:
         found = optimizer.defaults
         plain = not (found["dampening"] or found["maximize"]) and len(optimizer.param_groups) == 1
         if not isinstance(optimizer, torch.optim.SGD) or not plain:
-            raise ValueError("the engine knows SGD with one group of parameters, without dampening")
+            raise ValueError("the graph engine needs SGD with one group, no dampening, no maximize; or --engine eager")
         return cls(found["momentum"], found["weight_decay"], found["nesterov"])
 
-    def step(self, w: Tensor, g: Tensor, v: Tensor, minus_lr: Tensor, bad: Tensor, exact: bool = True) -> None:
-        """In place; ``bad`` (an integer on the device) other than 0 leaves the weights alone.
+    def step(self, w: Tensor, g: Tensor, v: Tensor, minus_lr: Tensor, diverged: Tensor, exact: bool = True) -> None:
+        """Update ``w`` and ``v`` in place; ``w`` stays as it is if ``diverged`` (an integer on the device) is not 0.
 
-        Not ``exact``: in one kernel, whose rounding may differ from torch's in the last bit.
+        Without ``exact`` one kernel does it, whose rounding may differ from torch's in the last bit.
         """
         if not exact and kernels.AVAILABLE and w.is_cuda:
             speed = v if self.momentum else None
-            kernels.sgd.step(w, g, speed, minus_lr, bad, self.decay, self.momentum, self.nesterov)
+            kernels.sgd.step(w, g, speed, minus_lr, diverged, self.decay, self.momentum, self.nesterov)
             return
         d = torch.add(g, w, alpha=self.decay) if self.decay else g
         if self.momentum:
             v.mul_(self.momentum).add_(d)
             d = torch.add(d, v, alpha=self.momentum) if self.nesterov else v
-        w.copy_(torch.where(bad == 0, torch.addcmul(w, d, minus_lr), w))
+        w.copy_(torch.where(diverged == 0, torch.addcmul(w, d, minus_lr), w))
