@@ -52,7 +52,7 @@ def low_size(kept: int, k: int) -> int:
 
 
 def decode(low: Bytes, unary: Bytes, k: int, kept: int, n: int) -> NDArray[np.int64]:
-    """The positions of the ``kept`` weights among ``n``; anything that `encode` would not write is refused.
+    """Return the positions of the ``kept`` weights among ``n``; raise on input that `encode` does not write.
 
     Allocates in proportion to the bytes given, never to ``n``.
     """
@@ -69,7 +69,7 @@ def decode(low: Bytes, unary: Bytes, k: int, kept: int, n: int) -> NDArray[np.in
         raise UserError("a mask's code has too few or too many bits")
     high = np.diff(ends, prepend=-1) - 1
     rest = bits[: kept * k].reshape(kept, k).astype(np.int64) @ (np.int64(1) << np.arange(k, dtype=np.int64))
-    # In Python's integers, which cannot overflow: the last position follows from the sums alone.
+    # Python's integers cannot overflow; the last position follows from the sums alone.
     if (int(high.sum()) << k) + int(rest.sum()) + kept > n:
         raise UserError("a mask points beyond its tensor")
     return np.cumsum((high << k) + rest + 1) - 1

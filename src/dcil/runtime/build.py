@@ -1,4 +1,4 @@
-"""Plan operators under construction: folds norm layers, fuses activations and additions, numbers the tensors."""
+"""Build plan operators: fold norm layers, fuse activations and additions, number the tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[np.floating[Any]]
 
 @dataclass(eq=False)
 class Value:
-    """A tensor of the network: what `step` puts out. ``uses`` counts the operators that read it."""
+    """The output tensor of ``step``; ``uses`` counts the operators that read it."""
 
     step: Step | None
     uses: int = 0
@@ -25,7 +25,7 @@ class Value:
 
 @dataclass(eq=False)
 class Step:
-    """An operator whose inputs are still values instead of numbers; ``arrays`` but the weights in float64."""
+    """An operator whose inputs are not numbered yet; ``arrays`` are float64, except for the weights."""
 
     op: Op
     inputs: list[Value]
@@ -36,12 +36,12 @@ class Step:
 
     @property
     def open(self) -> bool:
-        """May more be fused behind it?"""
+        """Return whether more can be fused into it."""
         return self.op.act == NO_ACTIVATION and self.twin is None
 
 
 class Builder:
-    """Takes operators in order; each call either adds a step or changes the one before."""
+    """Receives operators in order; each call adds a step or changes an earlier one."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -49,7 +49,7 @@ class Builder:
         self.steps: list[Step] = []
 
     def uses(self, value: Value, count: int) -> None:
-        """Told after each operator how many others read its result, which may be a value that others had before."""
+        """Set how many operators read a result; add to the count if fusion returned an earlier value."""
         value.uses = value.uses + count - 1 if value.uses else count
 
     def layer(
@@ -80,7 +80,7 @@ class Builder:
         return Value(self.steps[-1])
 
     def affine(self, value: Value, scale: Array, shift: Array) -> Value:
-        """scale * x + shift: inside the layer before, if nothing else sees its output."""
+        """Apply scale * x + shift, folded into the layer before if nothing else reads its output."""
         step = value.step
         if step and value.uses == 1 and step.op.kind in ("conv", "linear") and step.open and step.residual is None:
             weight, bias = step.arrays["weight"], step.arrays["bias"]
@@ -100,7 +100,7 @@ class Builder:
         return self.step(Op("map", (), act=act), [value])
 
     def add(self, a: Value, b: Value) -> Value:
-        """Inside the later of the two layers that made the operands: the other operand is ready by then."""
+        """Add two values, fused into the later of the two layers that compute them: its other operand is ready."""
         first, last = sorted((a, b), key=lambda v: v.step.place if v.step else -1)
         step = last.step
         fits = step and last.uses == 1 and step.open and step.residual is None and a is not b
@@ -127,7 +127,7 @@ class Builder:
         return self.network(output, rank, numbers)
 
     def network(self, output: Value, rank: int, numbers: dict[Value, int]) -> Network:
-        """The last operator's result is the output; a network that ends otherwise gets a copy as its last."""
+        """Return the network; its output must be the last operator's, so another one is copied at the end."""
         ops = [step.op for step in self.steps]
         if not self.steps or output.step is not self.steps[-1] or output is self.steps[-1].twin:
             ops.append(Op("map", (numbers[output],)))
@@ -140,8 +140,8 @@ class Builder:
         return [v for v in (*read, output) if v not in twins and v.step is not None]
 
     def make_twins(self, output: Value) -> None:
-        """A map straight after a convolution becomes the convolution's second output: stored while the sums are still
-        in registers (pre-activation networks: the sum goes on raw to the shortcut and normalised to the next layer)."""
+        """Fuse a map after a convolution as the convolution's second output, stored while the sums are in registers
+        (pre-activation networks: the shortcut reads the raw sum, the next layer the normalised one)."""
         kept: list[Step] = []
         for step in self.steps:
             source = step.inputs[0].step

@@ -66,7 +66,7 @@ class Lowering:
             self.constants[node] = node.target(*args, **kwargs)  # type: ignore[operator]
 
     def computes(self, node: Node) -> bool:
-        """Whether the plan needs an operator for it; sizes of the batch have no shape, and a plan has no batch."""
+        """Return whether the plan needs an operator for it; a plan has no batch, so sizes of the batch need none."""
         return node.op == "call_function" and node not in self.constants and "shape" in node.meta
 
     def refuse_unknown(self) -> None:
@@ -79,14 +79,14 @@ class Lowering:
         return UserError(f"{name_of(node)} in {place_of(node)}: {why}")
 
     def value(self, node: Node, place: int = 0) -> Value:
-        """The operand at ``place``, which must depend on the input."""
+        """Return the operand at ``place``, which must depend on the input."""
         found = self.values.get(node.args[place])
         if found is None:
             raise self.refuse(node, "an operand that does not depend on the network's input")
         return found
 
     def constant(self, node: Node, place: int, size: int, default: float) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """The vector at ``place``, or ``size`` times ``default`` where there is none."""
+        """Return the vector at ``place``, or ``size`` times ``default`` without one."""
         if node.args[place] is None:
             return np.full(size, default)
         return self.tensor(node, place).double().numpy()
@@ -102,7 +102,7 @@ class Lowering:
 
 
 def name_of(node: Node) -> str:
-    """An ATen operator by its own name, any other with its namespace."""
+    """Return an operator's name, with its namespace unless it is ATen's."""
     schema = getattr(node.target, "_schema", None)
     return "getitem" if schema is None else str(schema.name).removeprefix("aten::")
 
@@ -129,7 +129,7 @@ def conv(low: Lowering, node: Node) -> Value:
 
 
 def _zeros_around(source: Any) -> tuple[int, ...]:
-    """How far ``source`` is padded (left, right, top, bottom): padding="same" may be uneven, and is a node then."""
+    """Return the padding of ``source`` (left, right, top, bottom); uneven padding="same" is a node of its own."""
     return tuple(source.args[1]) if source.target is aten.constant_pad_nd.default else (0, 0, 0, 0)
 
 
@@ -141,7 +141,7 @@ def pad(low: Lowering, node: Node) -> Value:
 
 
 def linear(low: Lowering, node: Node) -> Value:
-    """addmm(bias, x, weight') or mm(x, weight')."""
+    """Lower addmm(bias, x, weight') or mm(x, weight')."""
     first = len(node.args) - 2
     if node.kwargs:
         raise low.refuse(node, f"only without {', '.join(node.kwargs)}")
@@ -205,7 +205,7 @@ def cat(low: Lowering, node: Node) -> Value:
 
 
 def _pool_window(low: Lowering, node: Node, dilation: tuple[int, int]) -> tuple[int, ...]:
-    """The window; rounding up becomes more padding below and right, exactly as much as the output's shape says."""
+    """Return the pooling window; rounding up becomes padding below and right, as the output's shape demands."""
     size, pad = _pair(node.args[1]), _pair(low.argument(node, 3, [0]))
     stride = _pair(low.argument(node, 2, None) or size)
     ends = []

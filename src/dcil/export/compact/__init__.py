@@ -1,1 +1,1 @@
-"""A filter-pruned network without its dead filters: smaller layers, the same function."""
+"""Remove the dead filters of a filter-pruned network."""

@@ -1,9 +1,9 @@
-"""Which channels of a traced network carry information, and what the others constantly are.
+"""Find the channels of a traced network that carry information, and the constants of the others.
 
-Forward: a filter without weights gives a constant, and what batch norms, activations, pooling and additions make of a
-constant is a constant k again (relu(beta - gamma * mean / sqrt(var + eps)) after a norm layer). Each operation is run,
-in double, on the constants themselves, so no rule about its arithmetic is written twice.
-Backward: a channel is needed if somebody with a non-zero weight, or the output, reads it.
+Forward: a filter without weights outputs a constant, and batch norms, activations, pooling and additions map constants
+to constants (relu(beta - gamma * mean / sqrt(var + eps)) after a norm layer). Each operation is run, in double, on the
+constants themselves, so no rule about its arithmetic is written twice.
+Backward: a channel is needed if a non-zero weight, or the output, reads it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ class Flow:
 
     @property
     def keep(self) -> Tensor:
-        """The channels to compute: live and needed ones, and constant ones up to a whole number of blocks.
-
-        At least one, for somebody has to carry batch and image size.
-        """
+        """Return the channels to compute: live and needed ones, and constant ones up to whole blocks; at least one."""
         keep = self.live & self.need | self.fill
         short = -int(keep.sum()) % self.block if self.kind in (Kind.CONV, Kind.JOIN) else 0
         spare = (~self.live & ~keep).nonzero()[:, 0]
@@ -50,7 +47,7 @@ class Flow:
         return keep
 
     def constants(self) -> Tensor:
-        """(channels,): the constant of each channel that is not live."""
+        """Return the constant of each channel that is not live, (channels,)."""
         first: Tensor = self.value.flatten(2)[0, :, 0] if self.value.ndim > 2 else self.value[0]
         return first
 
@@ -60,7 +57,7 @@ def traced(model: nn.Module, inputs: tuple[Tensor, ...]) -> fx.GraphModule:
     graph = trace(copy.deepcopy(model), inputs, training=False, sizes=(*BATCH_SIZES, 1))
     for module in graph.modules():
         if getattr(module, "inplace", False):
-            module.inplace = False  # type: ignore[assignment]  # the graph says who reads the result
+            module.inplace = False  # type: ignore[assignment]  # other nodes may read the input
     for node in graph.graph.nodes:
         if node.target in FIRST_RESULT_ALONE and all(user.args[1] == 0 for user in node.users):
             node.target = FIRST_RESULT_ALONE[node.target]
@@ -73,7 +70,7 @@ def traced(model: nn.Module, inputs: tuple[Tensor, ...]) -> fx.GraphModule:
 
 @torch.no_grad()
 def analyse(graph: fx.GraphModule, example: tuple[Tensor, ...], block: int) -> dict[fx.Node, Flow]:
-    """The flow of every node; ``example`` gives the shapes and may hold any numbers."""
+    """Compute the flow of every node; of ``example`` only the shapes matter."""
     double = copy.deepcopy(graph).double()
     modules = dict(double.named_modules())
     one = tuple(x[:1].double() if x.is_floating_point() else x[:1] for x in example)
@@ -92,7 +89,7 @@ def analyse(graph: fx.GraphModule, example: tuple[Tensor, ...], block: int) -> d
 
 
 class _Recorder(fx.Interpreter):
-    """Runs the network and notes the value of every node."""
+    """Runs the network and records the value of every node."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
@@ -110,7 +107,7 @@ def forward(
     values: dict[fx.Node, Any],
     flows: dict[fx.Node, Flow],
 ) -> Flow:
-    """Run the operation on the constants of its inputs; what live channels do not touch is constant."""
+    """Run the operation on the constants of its inputs; outputs that no live channel reaches are constant."""
     kind, example = kind_of(node, modules, values), values[node]
     if not isinstance(example, Tensor) or example.ndim < 2 or kind is Kind.OUTPUT:
         return Flow(kind, example)
@@ -125,20 +122,20 @@ def forward(
 
 
 def run_alone(node: fx.Node, runner: fx.Interpreter, flows: dict[fx.Node, Flow]) -> Tensor:
-    """The node's operation on the values in ``flows``."""
+    """Run the node's operation on the values in ``flows``."""
     args, kwargs = (fx.map_arg(given, lambda n: flows[n].value) for given in (node.args, node.kwargs))
     out: Tensor = getattr(runner, node.op)(node.target, args, kwargs)
     return out
 
 
 def uniform(value: Tensor) -> Tensor:
-    """(channels,): the same number everywhere in the image."""
+    """Return which channels have the same value everywhere in the image."""
     image = value.reshape(value.shape[1], -1)
     return (image.amax(1) - image.amin(1)) <= 1e-12 * image.abs().amax(1)
 
 
 def touched(node: fx.Node, kind: Kind, modules: dict[str, nn.Module], flows: dict[fx.Node, Flow]) -> Tensor:
-    """(channels,): reached by a live channel of an input, or by the edge that padding gives to a constant one."""
+    """Return the channels reached by a live channel of an input, or by the edge where padding meets a constant one."""
     inputs = [flows[n] for n in node.all_input_nodes if flows[n].shape]
     first = inputs[0]
     if kind in (Kind.CONV, Kind.DEPTHWISE):
@@ -162,20 +159,20 @@ def touched(node: fx.Node, kind: Kind, modules: dict[str, nn.Module], flows: dic
 
 
 def operands(node: fx.Node) -> list[fx.Node]:
-    """The nodes that ``node`` reads, in order and with repetition (x + x)."""
+    """Return the nodes that ``node`` reads, in order and with repetition (x + x)."""
     found: list[fx.Node] = []
     fx.map_arg((node.args, node.kwargs), lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
     return found
 
 
 def spans(node: fx.Node, flows: dict[fx.Node, Flow]) -> list[slice]:
-    """Which channels of a cat each operand gives."""
+    """Return the channels of a cat that come from each operand."""
     ends = list(itertools.accumulate((len(flows[n].live) for n in operands(node)), initial=0))
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
 def backward(node: fx.Node, modules: dict[str, nn.Module], flows: dict[fx.Node, Flow]) -> None:
-    """Pass on to the inputs of ``node`` what is needed of them, once all readers of ``node`` have done so."""
+    """Mark what ``node`` needs of its inputs; all readers of ``node`` must have been visited."""
     flow = flows[node]
     flow.exists |= flow.kind in (Kind.OUTPUT, Kind.INPUT)
     if not flow.exists or flow.kind is Kind.INPUT:
@@ -199,10 +196,10 @@ def backward(node: fx.Node, modules: dict[str, nn.Module], flows: dict[fx.Node, 
         else:
             before.need |= flow.keep
             if flow.kind in (Kind.NORM, Kind.CHANNELWISE):
-                # A constant that stops being one, at the edges of a padded average, has to be there.
+                # A padded average makes a constant vary at the edges, so its channel must exist.
                 before.fill |= flow.fill | flow.live & flow.need & ~before.live
             elif flow.kind is Kind.JOIN and flow.block > 1 and comes_from_conv(source, flows):
-                # Half of a branch or more: empty filters in whole blocks are faster than widening afterwards.
+                # From half of a branch on, empty filters in whole blocks are faster than widening.
                 share = (before.live & flow.keep).sum() / flow.keep.sum()
                 before.fill |= flow.keep & (share >= 0.5)
 
@@ -214,7 +211,7 @@ def comes_from_conv(node: fx.Node, flows: dict[fx.Node, Flow]) -> bool:
 
 
 def wanted(node: fx.Node, i: int, flows: dict[fx.Node, Flow]) -> bool:
-    """Whether ``node`` reads its operand ``i`` in the small network: in a sum, one that is constant is a number."""
+    """Return whether ``node`` reads its operand ``i`` in the small network; a sum adds constant ones as numbers."""
     flow, parts = flows[node], [flows[n] for n in operands(node)]
     if flow.kind is Kind.JOIN:
         carried = parts[1 - i].shape == flow.shape and bool((flow.live & flow.need).any())

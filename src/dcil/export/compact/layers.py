@@ -1,4 +1,4 @@
-"""What the small network is put together from: cut parameters, resized layers, and two modules of its own."""
+"""Cut parameters, resize layers, select and widen channels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Cut:
-    """How a parameter of the small network is taken from one of the large: rows, columns, then new columns of 0."""
+    """Cuts a parameter of the small network from one of the large: rows, columns, then ``extra`` columns of 0."""
 
     source: str
     rows: Tensor | None = None  # None: all
@@ -29,7 +29,7 @@ class Cut:
 
 
 class Select(nn.Module):
-    """Channels in another order or fewer of them."""
+    """Selects channels, in a given order."""
 
     order: Tensor
 
@@ -42,7 +42,7 @@ class Select(nn.Module):
 
 
 class Widen(nn.Module):
-    """Constant channels put between those of x."""
+    """Inserts constant channels between those of x."""
 
     order: Tensor
     fill: Tensor
@@ -62,7 +62,7 @@ def bias_of(module: Any, rows: Tensor) -> Tensor | None:
 
 
 def resize(module: Any, weight: Tensor, bias: Tensor | None) -> None:
-    """Give a Conv or Linear other tensors."""
+    """Replace weight and bias of a Conv or Linear."""
     outputs, inputs = (
         ("out_features", "in_features") if isinstance(module, nn.Linear) else ("out_channels", "in_channels")
     )

@@ -1,4 +1,4 @@
-"""What an operation of a traced network does with channels (dimension 1), as far as shrinking has to know."""
+"""Classify the operations of a traced network by what they do with channels (dimension 1)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FIRST_RESULT_ALONE = {
 
 
 def name_of(node: fx.Node) -> str:
-    """An ATen operator by its own name, any other with its namespace."""
+    """Return an operator's name, with its namespace unless it is ATen's."""
     schema = getattr(node.target, "_schema", None)
     return str(node.target) if schema is None else str(schema.name).removeprefix("aten::")
 
@@ -113,13 +113,13 @@ def _operator_kind(node: fx.Node, tensors: list[Tensor], value: Any) -> Kind:
 
 
 def _keeps_channels(node: fx.Node, name: str, first: Tensor) -> bool:
-    """Whether a mean goes over neither the batch nor the channels."""
+    """Return whether a reduction leaves out the batch and the channels."""
     dims: Any = node.args[1] if len(node.args) > 1 else ()
     return name not in ("mean", "amax") or (bool(dims) and all(d % first.ndim >= 2 for d in dims))
 
 
 def padded(module: nn.Module) -> bool:
-    """Zeros around the image: a channel that is constant inside is then not constant for the filters."""
+    """Return whether zeros are padded around the image, which make a constant channel vary at the edges."""
     if not isinstance(module, _ConvNd):
         return False
     padding: Any = module.padding

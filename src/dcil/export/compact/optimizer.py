@@ -1,4 +1,4 @@
-"""Training goes on in the small network: the optimizer's buffers follow the weights they belong to."""
+"""Carry optimizer state to the small network, so that training can continue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dcil.export.compact.shrink import Compact
 
 @torch.no_grad()
 def carry_optimizer(old: Optimizer, large: nn.Module, new: Optimizer, small: Compact) -> None:
-    """Give ``new``, over ``small.model``'s parameters, what ``old`` knew of ``large``'s: momentum, steps, settings.
+    """Copy momentum, steps and settings from ``old``, over ``large``, to ``new``, over ``small.model``'s parameters.
 
     ``large`` is the module whose parameters ``old`` holds (``net.model`` of a SparseNet), not its finalized copy.
     Parameters that the large network does not have (folded constants) start without state.
@@ -26,7 +26,7 @@ def carry_optimizer(old: Optimizer, large: nn.Module, new: Optimizer, small: Com
             raise UserError(f"{name} comes from {cut.source}, which the large network does not have")
         source = sources[cut.source]
         for key, value in old.state.get(source, {}).items():
-            # Counters and the like have another shape than the weights and are taken as they are.
+            # Tensors of another shape than the weights, such as counters, are copied whole.
             if isinstance(value, Tensor):
                 value = cut(value) if value.shape == source.shape else value.clone()
             new.state[parameter][key] = value

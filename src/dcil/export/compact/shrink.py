@@ -1,10 +1,10 @@
-"""The network without its dead filters: smaller layers, the same function.
+"""Remove dead filters: smaller layers, the same function.
 
-A dead filter still sends a constant k downstream (its batch norm's shift). Where a layer without zero padding reads it,
-k goes into the bias: b' = b + sum_c k_c sum(w[:, c]). With zero padding the constant ends at the image's edge, so all
-constant channels together become one channel of ones that is padded like any other: w' = sum_c k_c w[:, c]. Both are
-exact for every image size. In a residual sum a branch computes only its live channels and `Widen` puts the others,
-constant, between them.
+The output of a dead filter is a constant k (its batch norm's shift). Where a layer without zero padding reads it, k is
+folded into the bias: b' = b + sum_c k_c sum(w[:, c]). With zero padding the constant ends at the image's edge, so all
+constant channels become one channel of ones that is padded like any other: w' = sum_c k_c w[:, c]. Both are exact for
+every image size, but a size that ``forward`` reads is traced as a number: such a network runs at the example's size
+only. In a residual sum a branch computes only its live channels and `Widen` inserts the constant ones.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Compact:
 
 
 def compact(model: nn.Module, example: Tensor | tuple[Tensor, ...], block: int = 1) -> Compact:
-    """The physically smaller form of a finalized ``model``; ``example`` is an input, of which only the shape counts.
+    """Return the smaller form of a finalized ``model``; of ``example``, an input, only the shape matters.
 
     block    1 gives the fewest parameters. CPU engines compute 8 or 16 channels at once and fall back to slow code
              for other counts: with ``block=8`` as many dead filters stay as fill the last eight.
     """
     if block < 1:
-        raise UserError(f"block {block} cannot work; it is at least 1")
+        raise UserError(f"block must be >= 1, got {block}")
     inputs = tuple(x.detach().cpu() for x in (example if isinstance(example, tuple) else (example,)))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     large = traced(model, inputs).cpu()
@@ -51,7 +51,7 @@ def compact(model: nn.Module, example: Tensor | tuple[Tensor, ...], block: int =
 
 
 class _Builder:
-    """Writes the small graph node by node; ``layout`` says which channels of the large one a new node holds."""
+    """Builds the small graph node by node; ``layout`` has the large network's channels that a new node holds."""
 
     def __init__(self, traced: fx.GraphModule, flows: dict[fx.Node, Flow]) -> None:
         self.traced, self.flows = traced, flows
@@ -95,10 +95,10 @@ class _Builder:
         else:
             self.whole(node)
 
-    # -- the pieces of a graph ---------------------------------------------------------------------------------------
+    # -- graph ------------------------------------------------------------------------------------------------------
 
     def copy(self, node: fx.Node, take: Any, layout: Tensor | None = None) -> None:
-        """The same operation on new inputs."""
+        """Copy an operation onto new inputs."""
         new = self.graph.node_copy(node, take)
         if node.op == "call_module":
             new.target = self.place(str(node.target), copy.deepcopy(self.modules[str(node.target)]))
@@ -110,7 +110,7 @@ class _Builder:
             self.layout[node] = layout
 
     def place(self, name: str, part: Any) -> str:
-        """A free name for ``part``, its own where it can be: a module that is called twice becomes two."""
+        """Store ``part`` and return its name; a module that is called twice becomes two."""
         names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(2)))
         free = next(n for n in names if n not in self.parts)
         self.parts[free] = part
@@ -120,12 +120,12 @@ class _Builder:
         return self.graph.call_module(self.place(name, module), (x,))
 
     def function(self, node: fx.Node, args: tuple[Any, ...]) -> fx.Node:
-        """The function of ``node`` on other arguments."""
+        """Call the function of ``node`` on other arguments."""
         assert callable(node.target)
         return self.graph.call_function(node.target, args)
 
     def adapt(self, node: fx.Node, target: Tensor) -> fx.Node:
-        """The channels ``target`` of what ``node`` was."""
+        """Return the new ``node`` with the large network's channels ``target``."""
         layout, flow = self.layout[node], self.flows[node]
         if torch.equal(layout, target):
             return self.new[node]
@@ -139,7 +139,7 @@ class _Builder:
         return self.call(f"widen_{node.name}", Widen(order, self.constants(flow, target[missing])), self.new[node])
 
     def constants(self, flow: Flow, channels: Tensor) -> Tensor:
-        """(1, channels, 1, ...)"""
+        """Return the constants of these channels, shaped (1, channels, 1, ...)."""
         shape = (1, len(channels), *[1] * (len(flow.shape) - 2))
         return flow.constants()[channels].reshape(shape).to(self.dtype())
 
@@ -149,7 +149,7 @@ class _Builder:
     # -- the layers --------------------------------------------------------------------------------------------------
 
     def conv(self, node: fx.Node) -> None:
-        """Conv or Linear: live filters over the channels that are there, the constants folded."""
+        """Add a Conv or Linear: live filters over the channels that exist, constants folded."""
         source, name = operands(node)[0], str(node.target)
         module = copy.deepcopy(self.modules[name])
         x, flow, columns = self.new[source], self.flows[source], self.layout[source]
@@ -175,10 +175,10 @@ class _Builder:
             self.cuts[f"{place}.bias"] = Cut(f"{name}.bias", rows)
 
     def carrier(self, flow: Flow, columns: Tensor, gone: Tensor) -> int | None:
-        """Where among ``columns`` a channel that is constant anyway can stand for those that are gone."""
+        """Return the index in ``columns`` of a constant channel that can carry the removed ones, if any."""
         size = torch.where(flow.live, 0.0, flow.constants().abs())
         best = int(size[columns].argmax())
-        # A constant much smaller than theirs would ask for huge weights.
+        # A much smaller constant would need huge weights.
         return best if size[columns[best]] > 0.1 * size[gone].max() else None
 
     def depthwise(self, node: fx.Node) -> None:
@@ -201,7 +201,7 @@ class _Builder:
         self.cuts |= {f"{place}.{key}": Cut(f"{node.target}.{key}", rows) for key, _ in module.named_parameters()}
 
     def join(self, node: fx.Node, target: Tensor) -> None:
-        """A sum of two tensors, or of one and the constants that are left of the other."""
+        """Add a sum of two tensors, or of one tensor and the constants that remain of the other."""
         sides = []
         for i, source in enumerate(operands(node)):
             if wanted(node, i, self.flows):
@@ -218,7 +218,7 @@ class _Builder:
         self.layout[node] = torch.cat([self.layout[n] + start for n, start in parts])
 
     def whole(self, node: fx.Node) -> None:
-        """Inputs, outputs, and whatever is not understood: every channel, as in the large network."""
+        """Copy an input, an output or an unknown operation with all channels of the large network."""
         shrunk = False
 
         def take(source: fx.Node) -> fx.Node:
