@@ -1,4 +1,4 @@
-"""Recipes: functions that return a full config. The paper's settings, and the authors' where the paper is silent.
+"""Return the full configs of named recipes: the paper's settings, and the authors' code's where the paper is silent.
 
 Common to all (Kim et al. 2022, implementation details and appendix; their code where the paper is silent): SGD with
 Nesterov momentum 0.9, masks every 16 iterations, sparsity growing by epoch until the second learning-rate drop,
@@ -35,12 +35,12 @@ PROTOCOL: dict[str, dict[str, Any]] = {
 
 
 def digits(method: str = "dcil", protocol: bool = True) -> Config:
-    """The embedded data in a minute: for trying out and for the demo."""
+    """Return the recipe of the embedded digits, which trains in about a minute."""
     return Config(method=method, granularity=natural(method), settings=settings(method, protocol))
 
 
 def cifar_resnet(dataset: str, model: str, method: str = "dcil", protocol: bool = True) -> Config:
-    """ResNets on CIFAR: 300 epochs, 0.2 divided by 10 at 150 and 225, decay 1e-4, KL from epoch 70."""
+    """Return the recipe of CIFAR ResNets: 300 epochs, 0.2 over 10 at 150 and 225, decay 1e-4, KL from epoch 70."""
     return Config(
         dataset=dataset,
         model=model,
@@ -58,7 +58,10 @@ def cifar_resnet(dataset: str, model: str, method: str = "dcil", protocol: bool 
 
 
 def cifar_wrn(dataset: str, model: str, method: str = "dcil", protocol: bool = True) -> Config:
-    """Wide ResNets on CIFAR: 200 epochs (the authors' loop stops at 195), 0.1 divided by 5 at 60, 120 and 160."""
+    """Return the recipe of wide ResNets on CIFAR: 200 epochs, 0.1 divided by 5 at 60, 120 and 160.
+
+    The loop of the authors' code stops at 195 epochs.
+    """
     return Config(
         dataset=dataset,
         model=model,
@@ -78,7 +81,7 @@ def cifar_wrn(dataset: str, model: str, method: str = "dcil", protocol: bool = T
 def imagenet(
     model: str, batch: int, lr: float, lr_warmup_epochs: int, method: str = "dcil", protocol: bool = True
 ) -> Config:
-    """ImageNet: 90 epochs, divided by 10 at 30, 60 and 80, KL from epoch 10.
+    """Return the recipe of ImageNet: 90 epochs, divided by 10 at 30, 60 and 80, KL from epoch 10.
 
     The paper states no target epoch and no weight decay: the second drop and 1e-4 here, as for CIFAR. For ResNet-50
     it cites Goyal et al. 2017 for the batch of 1024, so the learning rate is scaled and warmed up as they do.
@@ -101,13 +104,13 @@ def imagenet(
 
 
 def settings(method: str, protocol: bool, **dcil: float) -> dict[str, Any]:
-    """The protocol's settings of a method, or its own; DCIL's warm-up is the data set's in either case."""
+    """Return the protocol's settings of a method, or its own; DCIL's warm-up is the data set's in either case."""
     own = PROTOCOL.get(method, {}) if protocol else {}
     return {**own, **(dcil if method == "dcil" else {})}
 
 
 def natural(method: str) -> str:
-    """The granularity that a method prunes by default."""
+    """Return the granularity that a method prunes by default."""
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     default = next(field.default for field in fields(METHODS[method]) if field.name == "granularity")
@@ -115,7 +118,7 @@ def natural(method: str) -> str:
 
 
 def fast(dataset: str, model: str, target_epoch: int, method: str = "dcil", protocol: bool = True) -> Config:
-    """The paper's fast-convergence study: the target is reached earlier, and 25 epochs follow.
+    """Return the recipe of the paper's fast-convergence study: the target is reached earlier, and 25 epochs follow.
 
     The second learning-rate drop is at the target epoch; the first and the KL warm-up, which the paper does not give,
     keep their place relative to it.
