@@ -547,7 +547,7 @@ def test_no_kl_ever_means_none_while_fine_tuning_either():
 def test_mistakes_of_a_first_script_are_named():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     for method in ("dcil", DCIL):
-        with pytest.raises(UserError, match="is not a method"):
+        with pytest.raises(UserError, match=r"must be a dcil\.Method such as .*, got"):
             SparseNet(model, method)
     with pytest.raises(UserError, match=r"granularity must be Weight\(\) or Filter\(\).*, got 'filter'"):
         DCIL(sparsity=0.5, steps=10, granularity="filter")

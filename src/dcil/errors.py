@@ -1,4 +1,4 @@
-"""The error whose message is meant for people: one line that says what is wrong and what would be right."""
+"""UserError: one line with what must hold, what was given and the way out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something the user gave cannot work; the command line prints the message and exits with this code."""
+    """Wrong input; the command line prints the message and exits with ``exit_code``."""
 
     exit_code = 2
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str], nearest_only: bool = False) -> UserError:
-    """The error for a name that is not in a list: what was given, the nearest name, the allowed ones."""
+    """Return the error for a name that is not allowed: the name, the nearest allowed one, all of them."""
     names = sorted(allowed)
     near = nearest(given, names)
     hint = f"did you mean {near!r}? " if near else ""
@@ -31,7 +31,7 @@ def missing_extra(package: str, extra: str) -> MissingExtra:
 
 
 def nearest(given: str, names: Iterable[str]) -> str | None:
-    """The most similar name, if any is similar; of equally similar ones that with the longest stretch in common."""
+    """Return the most similar name, or None; of equally similar ones that with the longest common substring."""
 
     def likeness(name: str) -> tuple[float, int]:
         matcher = difflib.SequenceMatcher(None, given, name)

@@ -185,7 +185,7 @@ class Method:
         return self.active_schedule.due(step, self.timeline)
 
     def phases(self) -> tuple[Phase, ...]:
-        """The phases of training in order, for whoever sets the learning rate and counts the epochs."""
+        """Return the phases of training in order; the trainer sets the learning rate and the epochs by them."""
         train = Phase("train", self.steps)
         return (train, Phase("fine-tune", self.finetune, start=None)) if self.finetune else (train,)
 

@@ -30,7 +30,7 @@ class Update:
 
 
 class MaskObserver(Protocol):
-    """Is told of every mask update; see ``SparseNet.add_observer``."""
+    """Called before and after every mask update; see ``SparseNet.add_observer``."""
 
     def before_update(self, step: int) -> None: ...
 
@@ -67,7 +67,7 @@ class SparseNet(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(method, Method):
-            raise UserError(f"{method!r} is not a method; one is DCIL(sparsity=0.95, steps=60_000)")
+            raise UserError(f"method must be a dcil.Method such as DCIL(sparsity=0.95, steps=60_000), got {method!r}")
         self.method = method
         self.model = model = method.prepare(model)
         owned = find_private(model, private, classifier)
@@ -155,7 +155,7 @@ class SparseNet(nn.Module):
     def step(self, optimizer: Optimizer | None = None) -> Update | None:
         """Count an optimizer step and update the masks when they are due; returns what changed, or None.
 
-        This is the only place where steps are counted: engines call it too, and observers are told from here.
+        This is the only place where steps are counted: engines call it too, and it calls the observers.
         """
         self._steps_done += 1
         self.hooks.after_step(self.context(optimizer))

@@ -74,7 +74,7 @@ def test_engines_on_a_trained_run_come_with_its_compact_forms(tmp_path, capsys):
     ("words", "why"),
     [
         (["--engines", "our"], "did you mean 'ours'"),
-        (["--sparsity", "1.5"], "cannot work"),
+        (["--sparsity", "1.5"], "must be >= 0 and < 1, got 1.5"),
         (["--sparsity", "x"], "must be a number"),
         (["--batch", "1,x"], "not a list"),
         (["--masks", "magic"], "unknown masks"),

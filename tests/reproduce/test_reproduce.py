@@ -144,7 +144,7 @@ def test_filter():
     ids = [cell.id for cell in tables.cells_of_all(["cifar10-unstructured"], "resnet20/dcil-0.9,wrn-28-2/dpf-0.99")]
     assert ids == ["cifar10/resnet20/dcil-0.9", "cifar10/wrn-28-2/dpf-0.99"]
     assert len(tables.cells_of_all(["cifar10-unstructured"], "*/resnet20/*")) == 9
-    with pytest.raises(UserError, match="at least one cell"):
+    with pytest.raises(UserError, match="must match a cell"):
         tables.cells_of_all(["imagenet"], "resnet20")
 
 
@@ -162,7 +162,7 @@ def test_dry_run_and_list(tiny_table, tmp_path, capsys):
     assert "0 of 8 runs" in text and text.index("dense-seed1") < text.index("dcil-0.9-seed0")
     assert not (tmp_path / "none").exists()
     assert seconds("25m") == 1500 and seconds("90") == 90
-    with pytest.raises(UserError, match="which table"):
+    with pytest.raises(UserError, match="TABLE must be given"):
         main([])
 
 
@@ -281,9 +281,9 @@ def test_parallel_runs_set_shared_gpu():
     """The engine takes another route then: less work in all instead of less time for one."""
     args = Namespace(parallel=None, device=torch.device("cuda"), data_dir=Path(), engine="auto", precision="auto")
     args.low_memory = False
-    assert run_options(args).speed.shared_gpu and run_options(args).at_once == 4
+    assert run_options(args).settings.shared_gpu and run_options(args).at_once == 4
     args.parallel = 1
-    assert not run_options(args).speed.shared_gpu
+    assert not run_options(args).settings.shared_gpu
 
 
 # -- what is watched -------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_bad_requests_for_iterations(tmp_path, capsys):
         (["--at", "0"], "epochs 1 to 300"),
         (["--at", "301"], "epochs 1 to 300"),
         (["--epochs", "6", "--at", "7"], "epochs 1 to 6"),
-        (["--cells", "typo"], "at least one cell"),
+        (["--cells", "typo"], "must match a cell"),
     ):
         with pytest.raises(UserError, match=message):
             main([*start, *words])

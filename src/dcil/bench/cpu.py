@@ -1,4 +1,4 @@
-"""Time of sparse inference on this CPU: our runtime and every other engine that is installed, in turns in one run.
+"""Time sparse inference on this CPU: dcil_runtime and every other engine installed, in turns in one run.
 
 Ratios are to the fastest dense fp32 engine. Dense INT8 is listed too, because a pruned fp32 network competes with it.
 """

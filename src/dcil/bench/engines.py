@@ -1,4 +1,4 @@
-"""The inference engines to compare: each builds a function that runs the same batch once."""
+"""Adapt the installed inference engines to one call."""
 
 from __future__ import annotations
 

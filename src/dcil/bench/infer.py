@@ -1,6 +1,6 @@
-"""Time of inference: the dense, masked and compact network, in torch and in ONNX Runtime, in turns in one run.
+"""Time the forms of a network: the dense, masked and compact one, in torch and in ONNX Runtime, in turns in one run.
 
-Every ratio is to the fastest dense form with the same threads and batch.
+Ratios are to the fastest dense form with the same threads and batch in the same run.
 """
 
 from __future__ import annotations

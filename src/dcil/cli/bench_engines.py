@@ -1,4 +1,4 @@
-"""The part of `dcil bench infer` that puts engines side by side."""
+"""Compare inference engines: a part of `dcil bench infer`."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ Net = tuple[str, dict[str, torch.nn.Module], tuple[int, ...]]
 
 
 def add_arguments(parser: Parser) -> None:
+    parser.add_argument("--masks", default=None, help="with --model: compare engines with random masks: uniform, erk")
     parser.add_argument(
-        "--masks", default=None, help="with --model: engines under random masks, uniform or erk, with commas"
+        "--engines", default=",".join(EVERY), help=f"engines, comma-separated (all): {', '.join(EVERY)}"
     )
-    parser.add_argument("--engines", default=",".join(EVERY), help=f"with commas: {', '.join(EVERY)}")
     parser.add_argument("--out", type=Path, default=None, help="write the engines' times to this JSON file")
 
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every engine on every network, batch and thread count; prints tables unless JSON is wanted."""
+    """Time every engine on every network, batch and thread count; print tables unless --json is given."""
     engines = args.engines.split(",")
     for name in engines:
         if name not in EVERY:
             raise unknown("engine", name, EVERY)
     rounds = 7 if args.rounds is None else args.rounds
     if rounds < 1:
-        raise UserError(f"--rounds {rounds}: at least 1")
+        raise UserError(f"--rounds must be at least 1, got {rounds}")
     nets = [trained(run) for run in args.run] if args.run else list(random(args.model, args.masks, args.sparsity))
     cases = [
         cpu.Case(name, models, torch.randn(batch, *shape), threads)
@@ -47,7 +47,7 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
         for threads in args.threads
     ]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the other engines' exporters talk a lot
+        warnings.simplefilter("ignore")  # the other engines' exporters warn a lot
         return cpu.run(cases, engines, rounds, args.out, show=not args.json)
 
 

@@ -1,4 +1,4 @@
-"""The command `dcil bench infer`."""
+"""Time inference: the command `dcil bench infer`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bench_infer(words: Sequence[str]) -> int:
         raise UserError("give a run folder or --model NAME, one of the two")
     for fraction in args.sparsity:
         if not 0 <= fraction < 1:
-            raise UserError(f"--sparsity {fraction} cannot work; it is at least 0 and below 1")
+            raise UserError(f"--sparsity must be >= 0 and < 1, got {fraction}")
     records = bench_engines.compare(args) if args.run or args.masks else []
     if args.masks or not args.forms or len(args.run) > 1:
         if args.json:
@@ -64,22 +64,22 @@ def _forms(args: argparse.Namespace, run: Path | None, engines: list[dict[str, A
 def _parser() -> Parser:
     parser = Parser("dcil bench infer", f"{cpu.__doc__}\n{infer.__doc__}")
     parser.add_argument("run", nargs="*", type=Path, metavar="RUN", help="run folders")
-    parser.add_argument("--model", default=None, help="a network by name (with --masks also several, with commas)")
+    parser.add_argument("--model", default=None, help="network by name (with --masks: several, comma-separated)")
     parser.add_argument(
-        "--sparsity", type=_fractions, default=(0.8,), help="with --model: fraction pruned (0.8; several with --masks)"
+        "--sparsity", type=_fractions, default=(0.8,), help="with --model: fraction pruned (0.8; with --masks: several)"
     )
     bench_engines.add_arguments(parser)
     parser.add_argument(
-        "--forms", action=argparse.BooleanOptionalAction, default=True, help="of one run: the compact network too"
+        "--forms", action=argparse.BooleanOptionalAction, default=True, help="also time the compact network (one run)"
     )
     parser.add_argument("--granularity", default="filter", help="with --model: filter (default) or weight")
-    parser.add_argument("--size", type=whole, default=None, help="with --model: image size (32, or 224 for ImageNet's)")
-    parser.add_argument("--threads", type=_counts, default=(1, 2), help="CPU threads, with commas between them (1,2)")
-    parser.add_argument("--batch", type=_counts, default=None, help="images per call, with commas (1,64)")
-    parser.add_argument("--rounds", type=whole, default=None, help="timed calls of each form (15)")
-    parser.add_argument("--onnx", action=argparse.BooleanOptionalAction, default=True, help="ONNX Runtime forms too")
-    parser.add_argument("--semi-structured", action="store_true", help="2:4 Linear layers on the GPU by size, instead")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--size", type=whole, default=None, help="with --model: image size (32; ImageNet models: 224)")
+    parser.add_argument("--threads", type=_counts, default=(1, 2), help="CPU threads, comma-separated (1,2)")
+    parser.add_argument("--batch", type=_counts, default=None, help="images per call, comma-separated (1,64)")
+    parser.add_argument("--rounds", type=whole, default=None, help="timed calls of each engine (7) or form (15)")
+    parser.add_argument("--onnx", action=argparse.BooleanOptionalAction, default=True, help="also time ONNX Runtime")
+    parser.add_argument("--semi-structured", action="store_true", help="time 2:4 Linear layers on the GPU instead")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     return parser
 
 

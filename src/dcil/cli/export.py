@@ -1,7 +1,7 @@
-"""The pruned net of a run as a file, checked against the run before it gets its name.
+"""Write the pruned network of a run to a file that is checked against the run before it is put in place.
 
 torch, safetensors   a state dict under the model's own keys, zeros in place
-sparse               kept values and coded masks only; dcil.export.load_sparse reads it back
+sparse               kept values and compressed masks; dcil.export.load_sparse reads it back
 compact              the physically smaller network of a filter-pruned run; torch.export.load runs it
 cpu                  a plan that dcil_runtime.load runs fast on an ordinary CPU, with numpy alone
 onnx                 for ONNX Runtime and others; with --compact the smaller network
@@ -29,7 +29,7 @@ from dcil.runs.cost import Cost, measure_cost
 from dcil.train import RunFolder
 from dcil.train.restore import config_of, load_net
 
-#: What a run goes on from and is read by; an export must not take its place.
+#: Files of the run folder, which an export must not replace.
 OF_THE_RUN = ("config.json", "metrics.jsonl", "checkpoint.safetensors", "checkpoint.json", "summary.json", ".lock")
 
 
@@ -39,9 +39,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("--to", required=True, metavar="FORMAT", help=", ".join([*FORMATS, *PROGRAMS]))
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the file to write")
-    parser.add_argument("--dtype", default=None, help="weights as fp32 (default), fp16 or bf16; not for programs")
-    parser.add_argument("--compact", action="store_true", help="with --to onnx: the smaller network")
-    parser.add_argument("--block", type=whole, default=None, help="compact channel counts in multiples (1; onnx: 8)")
+    parser.add_argument("--dtype", default=None, help=f"fp32 (default), fp16, bf16; fp32 only: {', '.join(PROGRAMS)}")
+    parser.add_argument("--compact", action="store_true", help="with --to onnx: write the compact network")
+    parser.add_argument("--block", type=whole, default=None, help="compact: channels in multiples of it (1; onnx: 8)")
     args = parser.parse(words)
     check_options(args.to, args.dtype, args.compact, args.block)
     check_target(args.out)
@@ -72,7 +72,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def remarks(model: nn.Module, to: str, small: Compact | None, as_large: bool) -> Iterator[str]:
-    """What the tables do not say."""
+    """Return the remarks printed below the tables."""
     yield from (f"left as it was: {line}" for line in (small.left if small else []))
     if as_large:
         yield "no filter is dead, so the compact network is as large as the dense one; train with --granularity filter"
@@ -96,7 +96,7 @@ def show(net: SparseNet, cost: Cost, small: Cost | None, to: str, written: Writt
 
 
 def size_table(to: str, written: Written) -> Table:
-    """This file beside the dense one and beside what no mask code can beat."""
+    """Return the table of the file's size, beside the dense one and the lower bound of any mask code."""
     table = Table("file", "bytes", "x dense", "x bound")
     table.add_row("dense fp32", f"{written.dense:,}", "1.000", "")
     bound = f"{written.bound:,}", f"{written.bound / written.dense:.3f}", "1.000"

@@ -15,7 +15,7 @@ from dcil.errors import MissingExtra
 def main(words: Sequence[str]) -> int:
     parser = Parser("dcil report", __doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
-    parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="the HTML file to write")
+    parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="HTML file to write")
     args = parser.parse(words)
     # A pattern such as runs/* also matches the HTML report beside the runs.
     runs = report.read_runs([run for run in args.runs if not run.is_file()] or args.runs)

@@ -1,7 +1,7 @@
-"""Reproduce the paper's tables: train the missing runs of a table, or build the page that compares all of them.
+"""Reproduce the paper's tables: train the missing runs of a table, or build the page that compares them all.
 
-TABLE is a table's name, a prefix of names, several with commas, or all; "iterations" is the paper's figure of the
-accuracy after every iteration. The same command resumes what was stopped."""
+TABLE is a table's name, the beginning of names, several (comma-separated), or all; "iterations" is the paper's
+figure of the accuracy after every iteration. The same command resumes stopped runs."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def main(words: Sequence[str]) -> int:
     out = args.out / f"trial-{args.epochs}" if args.epochs else args.out
     code = 0
     if args.table == "iterations":
-        code = record_traces(args, out, budget)
+        code = run_iterations(args, out, budget)
     elif args.table is not None:
         code = run_tables(args, out, budget)
     elif not args.report:
-        raise UserError(f"which table? One of {', '.join(tables.names())}, iterations, all; or --report")
+        raise UserError(f"TABLE must be given: one of {', '.join(tables.names())}, iterations, all; or --report")
     if args.report:
         from dcil.reproduce import report  # here, because matplotlib takes a second to load
 
@@ -63,18 +63,18 @@ def main(words: Sequence[str]) -> int:
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("table", nargs="?", metavar="TABLE", help="the table to train (see --list)")
-    parser.add_argument("--cells", metavar="FILTER", help="only these cells: words of their names, or patterns with *")
+    parser.add_argument("--cells", metavar="FILTER", help="cells to train: parts of their names, or patterns with *")
     parser.add_argument("--seeds", type=positive, default=3, metavar="N", help="runs per cell, seeds 0 to N-1 (3)")
-    parser.add_argument("--budget", type=seconds, metavar="TIME", help="time limit, kept between epochs: 25m, 2h, 90s")
+    parser.add_argument("--budget", type=seconds, metavar="TIME", help="time limit such as 25m, 2h or 90s")
     parser.add_argument("--parallel", type=positive, metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
-    parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="records and runs (results)")
+    parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="folder of records (results)")
     parser.add_argument("--docs", type=Path, metavar="DIR", help="folder that --report writes to (docs)")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="folder of the data sets")
-    parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, … or auto: cuda where there is one")
+    parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
     parser.add_argument(
         "--epochs", type=positive, metavar="N", help="shorten every run to N epochs, in a folder of its own"
     )
-    parser.add_argument("--at", type=epochs, default=iterations.EPOCHS, metavar="A,…", help="the epochs for iterations")
+    parser.add_argument("--at", type=epochs, default=iterations.EPOCHS, metavar="A,…", help="epochs of iterations")
     parser.add_argument("--tidy", action="store_true", help="remove the working folder of a run once it is recorded")
     parser.add_argument("--dry-run", action="store_true", help="list the runs and their estimated time; train nothing")
     parser.add_argument("--report", action="store_true", help="build the results page from the records")
@@ -97,8 +97,8 @@ def list_tables() -> None:
 
 def run_options(args: argparse.Namespace) -> RunOptions:
     at_once = runs_at_once(args.parallel, args.device)
-    speed = replace(engine_settings(args), shared_gpu=at_once > 1)
-    return RunOptions(args.data_dir, args.device, speed, at_once, cache(data.load))
+    settings = replace(engine_settings(args), shared_gpu=at_once > 1)
+    return RunOptions(args.data_dir, args.device, settings, at_once, cache(data.load))
 
 
 def console() -> Console:
@@ -153,7 +153,7 @@ def check_inputs(runs: Sequence[CellRun], options: RunOptions, out: Path) -> dic
     return lost
 
 
-def record_traces(args: argparse.Namespace, out: Path, budget: Budget) -> int:
+def run_iterations(args: argparse.Namespace, out: Path, budget: Budget) -> int:
     """Record the accuracy after every iteration, for the cells of the paper's figure."""
     cells = tables.select(iterations.CELLS, args.cells)
     last = min(CellRun(cell, 0, out, args.epochs).config().total_epochs for cell in cells)

@@ -1,6 +1,6 @@
 """Train many networks: a grid of methods, models, sparsities and seeds, or a list, several at once on a GPU.
 
-Each run has its own folder below --out. The same command again continues where it was stopped."""
+Each run has its own folder below --out. The same command resumes stopped runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     add_options(parser)
     for option, field in AXES.items():
         parser.add_argument(f"--{option}", metavar="A,B,…", help=f"values of --{field}: every combination is a run")
-    parser.add_argument("--list", type=Path, metavar="FILE", help="JSON: a list of objects, each the options of a run")
+    parser.add_argument("--list", type=Path, metavar="FILE", help="JSON list of objects, each the options of a run")
     parser.add_argument("--parallel", type=positive, metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
     args = parser.parse(words)
     if args.out is None:

@@ -54,7 +54,7 @@ def read(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--local-norms",
         action="store_true",
-        help="under torchrun: batch norm over each process's images alone",
+        help="under torchrun: do not synchronise batch norms between processes",
     )
     return parser.parse(words)
 
@@ -80,7 +80,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--set", dest="settings", type=pair, action="append", default=argparse.SUPPRESS, metavar="N=V", help=settings
     )
-    parser.add_argument("--out", type=Path, metavar="RUN", help="run folder (with several methods: their parent)")
+    parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; with several runs their parent folder")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="folder of the data sets")
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out")
@@ -92,7 +92,7 @@ def add_engine_options(parser: Parser) -> None:
     parser.add_argument("--engine", default="auto", help=f"{', '.join(ENGINES)} (auto: graph on CUDA, else eager)")
     parser.add_argument("--precision", default="auto", help=f"{', '.join(PRECISIONS)} (auto: bf16 on CUDA, else fp32)")
     parser.add_argument(
-        "--low-memory", action="store_true", help="keep one path's activations at a time; steps are slower"
+        "--low-memory", action="store_true", help="keep one path's activations at a time: less memory, slower steps"
     )
 
 

@@ -52,7 +52,7 @@ def check_options(to: str, dtype: str | None, small: bool, block: int | None) ->
     if small and to not in BLOCKS:
         raise UserError(f"{to} has no compact form; allowed: {', '.join(BLOCKS)}")
     if block is not None and not (small or to == "compact"):
-        raise UserError(f"block must be left out for a network that is not compact, got {block}")
+        raise UserError(f"block applies to compact networks only, got to={to!r} (drop it or use --to compact)")
 
 
 def check_target(out: Path) -> None:

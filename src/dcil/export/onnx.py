@@ -57,7 +57,7 @@ def session(file: Path, threads: int = 0) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
-    # Idle threads of a session would otherwise spin and take the cores from whoever runs next.
+    # Idle threads of a session would otherwise spin and take the cores from the next session.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(file.read_bytes(), options, providers=["CPUExecutionProvider"])
 

@@ -1,4 +1,4 @@
-"""Filters per epoch: prune the same part of every layer's filters after each epoch, as He et al.'s methods do."""
+"""Filters per epoch: the common part of SFP and FPGM (He et al.)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from dcil.scope import Scope, Uniform
 
 @dataclass(frozen=True, kw_only=True)
 class FiltersPerEpoch(Method):
-    """gradual   let the sparsity grow along the schedule; the originals prune all of it before the first epoch"""
+    """Prune the same part of every layer's filters after each epoch.
+
+    gradual   let the sparsity grow along the schedule; the originals prune all of it before the first epoch
+    """
 
     every: int = 0
     gradual: bool = False

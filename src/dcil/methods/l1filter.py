@@ -23,7 +23,7 @@ class L1Filter(OneShot):
 
     Original: the same part of each of these layers here (theirs is tuned by stage, skipping sensitive layers), 40
     epochs of fine-tuning at 0.001. The smaller network itself is made by exporting it compact.
-    Protocol: every prunable layer, pruned at the target epoch, the learning-rate schedule goes on.
+    Protocol: every prunable layer, pruned at the target epoch; the learning-rate schedule continues.
     """
 
     inner: bool = True

@@ -22,7 +22,7 @@ class OneShot(Zeroed):
     constant  fine-tune at a constant learning rate
 
     Original (Liu et al. 2019's code): 160 epochs, one global ranking, 40 epochs at 0.001 with a fresh optimizer.
-    Protocol: pruned at the target epoch, the learning-rate schedule goes on as for every other method.
+    Protocol: pruned at the target epoch, with the learning-rate schedule of every other method.
     """
 
     ramp: float = 0.8

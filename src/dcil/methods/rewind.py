@@ -25,7 +25,7 @@ class Rewind(Zeroed):
     weights   go back to the weights of that point too (the lottery ticket's way); by default only the learning rate
     rounds    prune and retrain this often
 
-    ``steps`` is one training; the whole run takes steps * (1 + rounds * (1 - to)), and its summary says so.
+    ``steps`` is one training; the whole run takes steps * (1 + rounds * (1 - to)), as its summary states.
     Original: one ranking across all layers, classifier sparse too, momentum starts empty after each pruning.
     Protocol: the paper's prunable layers; the extra epochs stay, they are the method.
     """

@@ -82,7 +82,7 @@ class SM(DropAndGrow):
         ]
 
     def dropped(self, step: int, share: float, nnz: int, size: int, mean: float) -> int:
-        """ceil(p * nnz); a nearly dense layer that wants more than its share gives up no more than it has empty."""
+        """ceil(p * nnz); a nearly dense layer with more than the mean share drops no more than it has empty."""
         rate, sparsity = self.drop_at(step), 1 - nnz / size
         if sparsity < 0.2 and share > mean:
             rate = min(sparsity, rate)

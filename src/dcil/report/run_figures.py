@@ -93,7 +93,7 @@ def sparsity(runs: Sequence[RecordedRun], style: dict[str, Style]) -> Picture:
 
 
 def _coinciding(runs: Sequence[RecordedRun]) -> list[list[RecordedRun]]:
-    """Group runs whose curves cannot be told apart as far as both go."""
+    """Group runs whose curves are equal over the epochs that both have."""
     groups: list[list[RecordedRun]] = []
     for run in sorted(runs, key=lambda run: -len(run.epochs)):  # the longest first: it is the one under the stripes
         for group in groups:

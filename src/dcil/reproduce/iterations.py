@@ -75,7 +75,8 @@ def record_trace(trace: IterationTrace, options: RunOptions, budget: Budget, pro
     run = train_to_epoch(trace, options, budget, progress)
     config = run.config()
     with PROCESS_LOCK:  # other runs of this process share the random state
-        trainer = Trainer.build(config, options.load(config.dataset, options.data_dir), options.device, options.speed)
+        dataset = options.load(config.dataset, options.data_dir)
+        trainer = Trainer.build(config, dataset, options.device, options.settings)
     epoch, steps = trace.epoch - 1, trainer.loader.steps
     if epoch > 0:
         run.folder.restore(trainer.net, trainer.optimizer, snapshot(run.folder.path, epoch))

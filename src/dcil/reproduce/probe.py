@@ -33,8 +33,8 @@ class MaskProbe:
     there to the step that drops the weight again.
     """
 
-    def __init__(self, net: SparseNet, loader: Batches, speed: EngineSettings) -> None:
-        self.net, self.loader, self.speed = net, loader, speed
+    def __init__(self, net: SparseNet, loader: Batches, settings: EngineSettings) -> None:
+        self.net, self.loader, self.settings = net, loader, settings
         self.revived_at = torch.full_like(self.masks(), NEVER, dtype=torch.int32)
         self.lifetimes = torch.zeros(len(EDGES) + 1, dtype=torch.long, device=self.revived_at.device)
         self.edges = torch.tensor(EDGES, dtype=torch.int32, device=self.revived_at.device)
@@ -60,15 +60,15 @@ class MaskProbe:
 
     @torch.no_grad()
     def before_update(self, step: int) -> None:
-        """Remember the masks and, at the chosen update, the accuracy with them."""
+        """Keep the masks and, at the chosen update, the accuracy with them."""
         self.last_masks = self.masks() if self.last_masks is None else self.last_masks  # nothing else changes masks
-        self._before = top1(self.net, self.loader, self.speed) if step == self.chosen else None
+        self._before = top1(self.net, self.loader, self.settings) if step == self.chosen else None
 
     @torch.no_grad()
     def after_update(self, update: Update) -> None:
         """Compare with the masks before, and with the accuracy where it was measured."""
         if self._before is not None:
-            after = top1(self.net, self.loader, self.speed)
+            after = top1(self.net, self.loader, self.settings)
             self.changes.append((self.epoch, update.step, torch.stack([self._before, after])))
         assert self.last_masks is not None
         old, self.last_masks = self.last_masks, self.masks()

@@ -30,7 +30,7 @@ class RunOptions:
 
     data_dir: Path
     device: torch.device
-    speed: EngineSettings = field(default_factory=EngineSettings)
+    settings: EngineSettings = field(default_factory=EngineSettings)
     at_once: int = 1
     load: Callable[[str, Path], ImageData] = data.load
 
@@ -84,7 +84,7 @@ def resume_run(
         return ProbeCallback(trainer, options, snapshots)
 
     where = options.data_dir, options.device
-    if train(config, run.folder, *where, progress, options.speed, options.load, callback=callback, until=until):
+    if train(config, run.folder, *where, progress, options.settings, options.load, callback=callback, until=until):
         records.write(run.record, records.from_run_folder(run.folder, run.cell.id, run.epochs))
 
 
@@ -106,7 +106,7 @@ class ProbeCallback(RunCallback):
             self.session_recorded = True
         self.probe.begin(epoch, self.steps)
 
-    def wants(self, epoch: int) -> bool:
+    def needs_checkpoint(self, epoch: int) -> bool:
         return epoch in self.snapshots
 
     def save(self, folder: Path, epoch: int) -> None:

@@ -71,7 +71,7 @@ def select(cells: Sequence[Cell], pattern: str | None) -> list[Cell]:
         return list(cells)
     chosen = [cell for cell in cells if matches(cell, pattern.split(","))]
     if not chosen:
-        raise UserError(f"--cells must match at least one cell, got {pattern!r}; a cell's name is like {cells[-1].id}")
+        raise UserError(f"--cells must match a cell, got {pattern!r} (for example {cells[-1].id})")
     return chosen
 
 

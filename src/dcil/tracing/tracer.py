@@ -2,7 +2,7 @@
 
 torch.fx and torch.export replace ``nn.Module.__call__`` and set flags for the whole process while they trace, which
 reaches the networks that other threads train meanwhile. A dispatch mode belongs to its thread, and every operator
-passes it, whoever calls it: a module, a function, TorchScript, an operator of somebody's own.
+passes it: those called by a module, a function or TorchScript, and custom ones.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ SAVE_EVERY = 5.0  # least seconds between checkpoints
 
 
 class RunCallback:
-    """Hooks that are called while a run is trained. These do nothing."""
+    """Callbacks of a run; the base class does nothing."""
 
     def __init__(self, trainer: Trainer) -> None: ...
 
@@ -40,7 +40,7 @@ class RunCallback:
     def begin(self, folder: Path, epoch: int) -> None:
         """Called before epoch number ``epoch`` (from 0)."""
 
-    def wants(self, epoch: int) -> bool:
+    def needs_checkpoint(self, epoch: int) -> bool:
         """Return whether a checkpoint must be written after ``epoch`` epochs."""
         return False
 
@@ -106,7 +106,7 @@ def run_epochs(trainer: Trainer, folder: RunFolder, epochs: range, progress: Pro
         row = trainer.epoch(epoch, progress)
         folder.append(row)
         done = epoch + 1
-        due = done == epochs.stop or hooks.wants(done) or time.monotonic() - saved >= SAVE_EVERY
+        due = done == epochs.stop or hooks.needs_checkpoint(done) or time.monotonic() - saved >= SAVE_EVERY
         if due:
             saved = save(done)
         try:

@@ -40,7 +40,7 @@ def digits(method: str = "dcil", protocol: bool = True) -> Config:
 
 
 def cifar_resnet(dataset: str, model: str, method: str = "dcil", protocol: bool = True) -> Config:
-    """Return the recipe of CIFAR ResNets: 300 epochs, 0.2 over 10 at 150 and 225, decay 1e-4, KL from epoch 70."""
+    """Return the recipe of CIFAR ResNets: 300 epochs, 0.2 divided by 10 at 150 and 225, KL from epoch 70."""
     return Config(
         dataset=dataset,
         model=model,
