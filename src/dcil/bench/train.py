@@ -240,7 +240,8 @@ def show(console: Console, rows: Sequence[Row], found: dict[str, Any]) -> None:
 
 def own_loops(name: str, loops: dict[str, dict[str, float | None]], rows: Sequence[Row]) -> Table:
     """A plain torch loop beside the engine, in ms per step and as a multiple of the engine's."""
-    engine = {row.method: row.ms_per_step for row in rows if (row.model, row.engine) == (name, "graph")}
+    own = [row for row in rows if (row.model, row.engine) == (name, "graph") and "low memory" not in row.route]
+    engine = {row.method: row.ms_per_step for row in own}
     table = Table(f"{name}, ms / step", *next(iter(loops.values())), "engine")
     for method, found in loops.items():
         best = engine.get(method)
