@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,38 +43,33 @@ def own_loop_ms(
 
 def dense_step(model: nn.Module, mode: str | None, x: Tensor, y: Tensor) -> Callable[[], None]:
     """Return one step of dense training."""
-    run = model if mode is None else torch.compile(model, mode=mode)
-    optimizer = fused_sgd(model)
-
-    def step() -> None:
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        with torch.autocast(x.device.type, torch.bfloat16):
-            loss = F.cross_entropy(run(x), y)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return step
+    return loop_step(model, mode, lambda out: F.cross_entropy(out, y), lambda optimizer: None, x)
 
 
 def dcil_step(model: nn.Module, mode: str | None, x: Tensor, y: Tensor) -> Callable[[], None]:
     """Return one step of the README's five lines, mask updates included."""
     net = SparseNet(model, DCIL(sparsity=0.95, steps=100_000, warmup=0.0)).train()
+    return loop_step(net, mode, lambda out: net.loss(out, y), net.step, x)
+
+
+def loop_step(
+    net: nn.Module,
+    mode: str | None,
+    loss: Callable[[Any], Tensor],
+    after_step: Callable[[torch.optim.SGD], object],
+    x: Tensor,
+) -> Callable[[], None]:
+    """Return a step that computes, compiled in ``mode``, the loss of ``net`` at ``x``, with the fastest SGD of torch."""
     run = net if mode is None else torch.compile(net, mode=mode)
-    optimizer = fused_sgd(net)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01, 0.9, weight_decay=1e-4, nesterov=True, fused=True)
 
     def step() -> None:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with torch.autocast(x.device.type, torch.bfloat16):
-            loss = net.loss(run(x), y)
+            value = loss(run(x))
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        net.step(optimizer)
+        after_step(optimizer)
 
     return step
-
-
-def fused_sgd(module: nn.Module) -> torch.optim.SGD:
-    """Return the fastest SGD that torch has."""
-    return torch.optim.SGD(module.parameters(), 0.01, 0.9, weight_decay=1e-4, nesterov=True, fused=True)
