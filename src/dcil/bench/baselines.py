@@ -59,7 +59,7 @@ def loop_step(
     after_step: Callable[[torch.optim.SGD], object],
     x: Tensor,
 ) -> Callable[[], None]:
-    """Return a step that computes, compiled in ``mode``, the loss of ``net`` at ``x``, with the fastest SGD of torch."""
+    """Return a step of ``net`` at ``x``, compiled in ``mode``, with the fastest SGD that torch has."""
     run = net if mode is None else torch.compile(net, mode=mode)
     optimizer = torch.optim.SGD(net.parameters(), 0.01, 0.9, weight_decay=1e-4, nesterov=True, fused=True)
 
