@@ -1,15 +1,22 @@
-# Everything runs in .venv, which the first target that needs it sets up with pip alone.
+# Everything runs in .venv, which the first target that needs it sets up with pip alone; the tests against other
+# training frameworks run in .venv-stacks, which holds these.
 PYTHON ?= python3
 BIN := .venv/bin
 RUNTIME := packages/dcil-runtime
 # The networks of the tests are tiny: a process per core is faster than two threads in one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-all lint native sanitize dist bench clean
+.PHONY: demo test test-all test-stacks lint native sanitize dist bench clean
 
 .venv/ready: pyproject.toml $(RUNTIME)/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable $(RUNTIME) --editable '.[dev]'
+	touch $@
+
+.venv-stacks/ready: pyproject.toml constraints.txt constraints-stacks.txt
+	$(PYTHON) -m venv .venv-stacks
+	.venv-stacks/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-stacks.txt \
+		--editable '.[data,transformers,accelerate,peft,lightning,vision,tensorboard]' wandb mlflow-skinny pytest pytest-xdist
 	touch $@
 
 demo: .venv/ready
@@ -32,6 +39,10 @@ test: lint
 test-all: lint sanitize
 	$(PYTEST) --cov
 
+# Lightning, transformers and the other frameworks, the real packages: tests/stacks.
+test-stacks: .venv-stacks/ready
+	OMP_NUM_THREADS=1 .venv-stacks/bin/python -m pytest -n 2 tests/stacks
+
 # The CPU runtime: rebuilt after an edit of $(RUNTIME)/native, and run under the sanitizers.
 native: .venv/ready
 	$(BIN)/python $(RUNTIME)/native/build.py
@@ -49,4 +60,4 @@ bench: .venv/ready
 	$(BIN)/dcil bench step
 
 clean:
-	rm -rf .venv demo dist
+	rm -rf .venv .venv-stacks demo dist
