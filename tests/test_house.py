@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "dcil"
 #: In the order of the data's flow: a file imports what stands before it, never what stands after.
 KERNEL = ["errors", "views", "schedule", "weight", "scope", "criteria", "granularity", "selection", "optimizer_state"]
-KERNEL += ["distillation", "method", "methods", "partition", "net"]
+KERNEL += ["task", "distillation", "method", "methods", "naming", "wiring", "partition", "inspection", "identity"]
+KERNEL += ["masks", "paths", "net", "ema"]
 PACKAGES = ["models", "data", "runs", "tracing", "engine", "train", "integrations", "report", "reproduce"]
 PACKAGES += ["runtime", "export", "bench", "cli"]
 ORDER = [*KERNEL, *PACKAGES]
@@ -82,7 +83,8 @@ def test_the_kernel_needs_torch_only_and_touches_nothing(path):
     tree = ast.parse(path.read_text())
     modules = {name.split(".")[0] for name in imports(path)}
     standard = {"__future__", "collections", "dataclasses", "typing", "difflib", "fnmatch", "copy", "math", "warnings"}
-    assert modules <= {"torch", "dcil", "random", "itertools", "contextlib"} | standard
+    standard |= {"random", "itertools", "contextlib", "functools", "struct", "zlib", "weakref"}
+    assert modules <= {"torch", "dcil"} | standard
     calls = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
     assert not calls & {"open", "print", "input"}
     assert "manual_seed" not in path.read_text() or "Generator" in path.read_text()
@@ -106,14 +108,16 @@ def test_no_two_modules_share_a_name():
 
 
 def test_the_source_stays_small():
-    assert sum(file.read_text().count("\n") for file in FILES) <= 16_800
+    assert sum(file.read_text().count("\n") for file in FILES) <= 19_600
 
 
 def test_someone_new_understands_dcil_from_450_lines():
     """The reading order of ARCHITECTURE.md, without empty lines."""
     texts = [(ROOT / "examples" / "dcil_in_one_file.py").read_text()]
-    texts += [(SRC / name).read_text() for name in ("views.py", "methods/dcil.py", "net.py")]
-    decides = re.search(r"# -- how a mask is decided.*?(?=    # -- )", (SRC / "method.py").read_text(), flags=re.S)
-    assert decides is not None
-    lines = [line for text in (*texts, decides[0]) for line in text.splitlines() if line.strip()]
+    texts += [(SRC / name).read_text() for name in ("views.py", "methods/dcil.py", "paths.py")]
+    for name, title in (("method.py", "how a mask is decided"), ("net.py", "training")):
+        section = re.search(rf"# -- {title} -.*?(?=    # -- )", (SRC / name).read_text(), flags=re.S)
+        assert section is not None
+        texts.append(section[0])
+    lines = [line for text in texts for line in text.splitlines() if line.strip()]
     assert len(lines) <= 450

@@ -30,7 +30,7 @@ def scatter_masks(net, density=0.5):
 
 
 def private_names(net):
-    return [n.replace("/", ".") for n in dict(net._private.get_submodule("super").named_children())]
+    return list(net._partition.private)
 
 
 def independent(net, path):
@@ -41,15 +41,15 @@ def independent(net, path):
             for name, mask in net.masks.items():
                 model.get_parameter(name).mul_(mask)
         else:
-            for key, module in net._private.get_submodule("super").named_children():
-                model.get_submodule(key.replace("/", ".")).load_state_dict(module.state_dict())
+            for key in private_names(net):
+                model.get_submodule(key).load_state_dict(net.super.get_submodule(key).state_dict())
     return model.train()
 
 
 def perturb_private(net):
     """The two paths' private layers must differ, or mixing them up would go unnoticed."""
     with torch.no_grad():
-        for parameter in net._private.parameters():
+        for parameter in net.super.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
 
 
@@ -81,9 +81,8 @@ def test_gradient_identity(name, kl):
         if n in net.masks:
             want = torch.where(net.masks[n], grads_p[n], grads_s[n])
         torch.testing.assert_close(w.grad, want, rtol=1e-12, atol=1e-14)
-    for key, module in net._private.get_submodule("super").named_children():
-        for n, w in module.named_parameters():
-            torch.testing.assert_close(w.grad, grads_s[f"{key.replace('/', '.')}.{n}"], rtol=1e-12, atol=1e-14)
+    for n, w in net.super.named_parameters():
+        torch.testing.assert_close(w.grad, grads_s[n], rtol=1e-12, atol=1e-14)
     assert owned
 
 
@@ -98,9 +97,8 @@ def test_running_statistics_stay_apart(name):
         net(x), p(x), s(x)
     for n, buffer in net.model.named_buffers():
         torch.testing.assert_close(buffer, p.get_buffer(n), rtol=1e-12, atol=1e-14)
-    for key, module in net._private.get_submodule("super").named_children():
-        for n, buffer in module.named_buffers():
-            torch.testing.assert_close(buffer, s.get_buffer(f"{key.replace('/', '.')}.{n}"), rtol=1e-12, atol=1e-14)
+    for n, buffer in net.super.named_buffers():
+        torch.testing.assert_close(buffer, s.get_buffer(n), rtol=1e-12, atol=1e-14)
 
 
 @EVERY
@@ -427,7 +425,7 @@ def test_a_buffer_that_is_assigned_anew_arrives_on_both_paths():
     scatter_masks(net)
     for _ in range(3):
         net(torch.randn(6, 5))
-    private = dict(net._private.named_buffers())["super.1.mean"]
+    private = net.super.get_buffer("1.mean")
     assert private.abs().sum() > 0
     assert net.model[1].mean.abs().sum() > 0
     assert not torch.equal(private, net.model[1].mean)
@@ -438,7 +436,7 @@ def test_norms_that_share_a_parameter():
     model[3].weight = model[1].weight
     net = SparseNet(model, DCIL(sparsity=0.5, steps=9))
     net.loss(net(torch.randn(6, 5)), torch.randint(4, (6,))).backward()
-    copies = net._private.get_submodule("super")
+    copies = net.super
     assert copies.get_submodule("1").weight is copies.get_submodule("3").weight
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 from dcil.criteria import OBD, OBS, Criterion, Gradient, Magnitude, Taylor
+from dcil.ema import EMA
 from dcil.errors import UserError
 from dcil.granularity import NM, Filter, Granularity, Weight
 from dcil.method import Method, Phase, StepContext
@@ -38,6 +39,7 @@ __all__ = [
     "DNS",
     "DPF",
     "DSR",
+    "EMA",
     "ERK",
     "FPGM",
     "GMP",

@@ -1,35 +1,103 @@
-"""Distillation: the KL terms by which two paths learn from each other's output."""
+"""Distillation: the terms by which two paths learn from each other's output."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dcil.errors import UserError
 
-def distill(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """T^2 * KL(teacher || student; T), the mean over the batch; the teacher is a constant (Hinton et al. 2015).
+#: (student, teacher) -> scalar. The teacher is a constant already.
+Distance = Callable[[Tensor, Tensor], Tensor]
 
-    Classes are dimension 1, as for cross-entropy.
+
+def distill(
+    student: Tensor,
+    teacher: Tensor,
+    temperature: float,
+    dim: int = 1,
+    counted: Tensor | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """T^2 * KL(teacher || student; T) of softmax over ``dim``; the teacher is a constant (Hinton et al. 2015).
+
+    Reduced over the positions that are ``counted`` (all, if None), as the task's loss is: their mean, or their sum.
     """
-    # Two similar distributions differ by less than half precision resolves.
-    student, teacher = (x if x.dtype == torch.double else x.float() for x in (student, teacher.detach()))
-    log_p = F.log_softmax(teacher / temperature, dim=1)
-    log_q = F.log_softmax(student / temperature, dim=1)
-    return temperature**2 * F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1).mean()
+    student, teacher = exact(student), exact(teacher.detach())
+    log_p = F.log_softmax(teacher / temperature, dim=dim)
+    log_q = F.log_softmax(student / temperature, dim=dim)
+    terms = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim)
+    return temperature**2 * reduce(terms, counted, reduction)
+
+
+def distill_sigmoid(
+    student: Tensor, teacher: Tensor, temperature: float, counted: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """T^2 * KL(teacher || student; T) of one Bernoulli variable per logit: for binary and multi-label tasks."""
+    student, teacher = exact(student) / temperature, exact(teacher.detach()) / temperature
+    p = teacher.sigmoid()
+    # p log(p / q) + (1 - p) log((1 - p) / (1 - q)), of which no logarithm can become infinite
+    terms = p * (F.logsigmoid(teacher) - F.logsigmoid(student))
+    terms = terms + (1 - p) * (F.logsigmoid(-teacher) - F.logsigmoid(-student))
+    return temperature**2 * reduce(terms, counted, reduction)
+
+
+def distill_mse(student: Tensor, teacher: Tensor, counted: Tensor | None = None, reduction: str = "mean") -> Tensor:
+    """(student - teacher)^2: for regression."""
+    return reduce((exact(student) - exact(teacher.detach())).square(), counted, reduction)
+
+
+def exact(logits: Tensor) -> Tensor:
+    """In float at least: two similar distributions differ by less than half precision resolves."""
+    return logits if logits.dtype == torch.double else logits.float()
+
+
+def reduce(terms: Tensor, counted: Tensor | None, reduction: str) -> Tensor:
+    """The mean or the sum of the counted terms, without waiting for the device."""
+    if counted is None:
+        return terms.mean() if reduction == "mean" else terms.sum()
+    counted = counted.reshape(*counted.shape, *[1] * (terms.dim() - counted.dim())).expand_as(terms)
+    total = torch.where(counted, terms, 0).sum()  # not a product: an ignored position may hold inf or NaN
+    return total / counted.sum().clamp_min(1) if reduction == "mean" else total
 
 
 @dataclass(frozen=True)
 class MutualDistillation:
-    """weight * T^2 * { KL(S || P; T) + KL(P || S; T) }: each of two paths is the other's constant teacher.
+    """weight * { D(teacher = S, student = P) + D(teacher = P, student = S) }: each path is the other's teacher.
+
+        softmax    D = T^2 * KL(teacher || student; T) over the classes                (Kim et al. 2022, Eq. 4)
+        sigmoid    the same of one Bernoulli variable per logit
+        mse        (student - teacher)^2
 
     As a method's ``loss_key`` it says: the loss is the task's, summed over the two paths, plus this.
     """
 
     weight: float
     temperature: float
+    kind: str | Distance = "softmax"
 
-    def __call__(self, p: Tensor, s: Tensor) -> Tensor:
-        return self.weight * (distill(p, s, self.temperature) + distill(s, p, self.temperature))
+    def __call__(
+        self, p: Tensor, s: Tensor, dim: int | None = 1, counted: Tensor | None = None, reduction: str = "mean"
+    ) -> Tensor:
+        def distance(student: Tensor, teacher: Tensor) -> Tensor:
+            if self.kind == "softmax":
+                assert dim is not None
+                return distill(student, teacher, self.temperature, dim, counted, reduction)
+            if self.kind == "sigmoid":
+                return distill_sigmoid(student, teacher, self.temperature, counted, reduction)
+            if self.kind == "mse":
+                return distill_mse(student, teacher, counted, reduction)
+            assert callable(self.kind)
+            return scalar(self.kind(student, teacher.detach()))
+
+        return self.weight * (distance(p, s) + distance(s, p))
+
+
+def scalar(value: Tensor) -> Tensor:
+    if not isinstance(value, Tensor) or value.dim():
+        raise UserError(f"distill must return a scalar tensor, got {value!r}")
+    return value

@@ -56,6 +56,9 @@ class Weight(Granularity):
 class Filter(Granularity):
     """Prune whole output filters (rows of a Linear), each scored by the mean of its weights' scores."""
 
+    def supports(self, layer: PrunableWeight) -> bool:
+        return not layer.stacked
+
     def groups(self, layer: PrunableWeight, scores: Tensor) -> Tensor:
         # Summed in double so that the order of summation, which differs by device, cannot change the ranking.
         return layer.rows(scores).double().mean(dim=1).float()
@@ -88,7 +91,7 @@ class NM(Granularity):
         return 1 - self.n / self.m
 
     def supports(self, layer: PrunableWeight) -> bool:
-        return not layer.transposed and layer.weight.shape[1] % self.m == 0
+        return not layer.transposed and not layer.stacked and layer.weight.shape[1] % self.m == 0
 
     def groups(self, layer: PrunableWeight, scores: Tensor) -> Tensor:
         along = scores.movedim(1, -1).reshape(-1, self.m)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol
 
@@ -18,9 +18,8 @@ from dcil.granularity import Filter, Granularity, Weight
 from dcil.schedule import Cubic, Schedule, Timeline
 from dcil.scope import Global, Scope
 from dcil.selection import count_changes, select
+from dcil.task import Objective, Task
 from dcil.weight import PrunableWeight
-
-Task = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,7 @@ class Selection:
     granularity: Granularity
     criterion: Criterion
     scope: Scope
+    min_kept: int
 
 
 class StepHooks(Protocol):
@@ -93,6 +93,9 @@ class Method:
     scope         how the pruned groups are distributed over the layers
     stem, shortcuts, classifier   whether the first layer, the shortcut convolutions, the classifier are prunable too
     seed          of the method's own random choices
+    begin         part of ``steps`` before the first mask update; the sparsity grows from there
+    initial_sparsity   the sparsity that it grows from
+    min_kept      groups that every layer keeps at least, whatever their scores
     """
 
     sparsity: float
@@ -110,11 +113,16 @@ class Method:
     shortcuts: bool = True
     classifier: bool = False
     seed: int = 0
+    begin: float = 0.0
+    initial_sparsity: float = 0.0
+    min_kept: int = 0
 
     #: Path name -> the view its layers see in training. The first path, "pruned", is the product.
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.kept}
     #: False for a method that prunes no weight, so that no sparsity is asked of it.
     prunes: ClassVar[bool] = True
+    #: True for a method that begins with masks of its own, so that none can be given to it.
+    draws_masks: ClassVar[bool] = False
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, Filter)
 
     def __init_subclass__(cls) -> None:
@@ -133,6 +141,10 @@ class Method:
         self.require("ramp", 0 < self.ramp <= 1, "> 0 and <= 1", "the part of the steps in which the sparsity grows")
         self.require("every", self.every >= 0, ">= 0", "steps; 0 is once per epoch")
         self.require("epoch_steps", self.epoch_steps >= 1, ">= 1")
+        self.require("begin", 0 <= self.begin < self.ramp, f">= 0 and < ramp, {self.ramp:g}", "a part of the steps")
+        known = 0 <= self.initial_sparsity <= self.sparsity
+        self.require("initial_sparsity", known, f">= 0 and <= sparsity, {self.sparsity:g}")
+        self.require("min_kept", self.min_kept >= 0, ">= 0", "groups of every layer; 0 lets a layer lose them all")
         names = " or ".join(f"{kind.__name__}()" for kind in self.granularities)
         self.require("granularity", isinstance(self.granularity, self.granularities), names, "for this method")
         most = self.granularity.max_sparsity
@@ -157,6 +169,11 @@ class Method:
         return max(1, round(self.ramp * self.steps))
 
     @property
+    def begin_step(self) -> int:
+        """The step from which on the masks are updated and the sparsity grows."""
+        return round(self.begin * self.steps)
+
+    @property
     def timeline(self) -> Timeline:
         """The method's times in steps. No update after the last one: the network would have no step to adapt."""
         return Timeline(
@@ -164,7 +181,9 @@ class Method:
             target=self.target_step,
             hold=1 if self.smooth else self.epoch_steps,
             every=self.period,
-            first=0,
+            begin=self.begin_step,
+            initial=self.initial_sparsity,
+            first=self.begin_step,
             last=self.steps - 1,
             extra=(self.target_step,),
             steps=self.steps,
@@ -201,7 +220,7 @@ class Method:
         """Recompute the masks, in place; called when ``due``."""
         layers = [layer for layer in context.layers if self.granularity.supports(layer)]
         scores = [self.group_scores(layer, context.state) for layer in layers]
-        kept = select(scores, self.sparsity_at(context.step), self.scope, layers)
+        kept = select(scores, self.sparsity_at(context.step), self.scope, layers, self.min_kept)
         for layer, groups in zip(layers, kept, strict=True):
             layer.mask.copy_(self.granularity.mask(layer, groups))
 
@@ -232,7 +251,10 @@ class Method:
 
     def loss(self, outputs: Mapping[str, Any], target: Any, task: Task, step: int) -> Tensor:
         """Sum the task's loss over the paths; ``step`` counts the steps already taken."""
-        return torch.stack([task(output, target) for output in outputs.values()]).sum()
+        task = Objective.of(task)
+        losses = {path: task(output, target) for path, output in outputs.items()}
+        task.parts.update({f"loss/{path}": loss.detach() for path, loss in losses.items()})
+        return torch.stack(list(losses.values())).sum()
 
     def after_step(self, context: StepContext) -> None:
         """Called after every optimizer step, before a mask update: tensor operations in place and nothing else."""
@@ -258,7 +280,7 @@ class Method:
         """What ``update`` depends on besides its tensors; None where it needs the host."""
         if not self.criterion.recordable:
             return None
-        return Selection(self.sparsity_at(step), self.granularity, self.criterion, self.scope)
+        return Selection(self.sparsity_at(step), self.granularity, self.criterion, self.scope, self.min_kept)
 
 
 def _undeclared(self: Method, *args: object) -> None:

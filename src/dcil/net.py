@@ -1,24 +1,27 @@
-"""SparseNet: one unmodified module, computed through a method's views on one or more paths."""
+"""SparseNet: trains a model with a method, counts the steps, moves the masks, hands back the pruned net."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from dcil import views
-from dcil.errors import UserError, unknown
-from dcil.method import Method, StepContext, StepHooks, Task
-from dcil.partition import Choice, checkpointing_refused, find_private, find_prunable
-from dcil.weight import PrunableWeight
+from dcil import identity, inspection, wiring
+from dcil.errors import UserError
+from dcil.masks import take_masks
+from dcil.method import Method, StepContext, StepHooks
+from dcil.naming import rename_old_keys
+from dcil.partition import Choice
+from dcil.paths import Paths
+from dcil.task import Objective, Task, find_logits
 
 
 @dataclass(frozen=True)
@@ -37,23 +40,25 @@ class MaskObserver(Protocol):
     def after_update(self, update: Update) -> None: ...
 
 
-class SparseNet(nn.Module):
+class SparseNet(Paths):
     """Trains ``model`` with ``method``; the model is used as it is and never modified.
 
         net = SparseNet(model, DCIL(sparsity=0.95, steps=60_000))
+        net.attach(opt)                      # the masks move after the optimizer's steps
         loss = net.loss(net(x), y)           # in training, net(x) holds every path's output
         loss.backward(); opt.step()
-        net.step(opt)                        # after every optimizer step that was really taken
         sparse = net.finalize()
 
     The first path ("pruned") uses the model's own norm layers and classifier; each further path ("super") has
     copies of these for itself. What is neither prunable nor private (biases, embeddings, other buffers) counts as
     kept: further paths read it, only the pruned path changes it.
 
-    prunable     parameter-name patterns, or a predicate (name, owning module); default: every Conv and Linear
-                 weight outside the private modules
+    prunable     parameter-name patterns, or a predicate (name, owning module); default: every Conv, Linear,
+                 attention and expert weight outside the private modules
     private      module-name patterns, or a predicate (name, module); default: norm layers and the classifier
-    classifier   the classifier's module name; default: the last Linear
+    classifier   the classifier's module name, or several; default: the last Linear
+    masks        "zeros" prunes what is zero already, a mapping from names to bool tensors sets the masks;
+                 the sparsity then grows from there
     """
 
     def __init__(
@@ -63,100 +68,94 @@ class SparseNet(nn.Module):
         *,
         prunable: Choice | None = None,
         private: Choice | None = None,
-        classifier: str | None = None,
+        classifier: str | Sequence[str] | None = None,
+        masks: str | Mapping[str, Tensor] | None = None,
     ) -> None:
-        super().__init__()
-        if not isinstance(method, Method):
-            raise UserError(f"method must be a dcil.Method such as DCIL(sparsity=0.95, steps=60_000), got {method!r}")
-        self.method = method
-        self.model = model = method.prepare(model)
-        owned = find_private(model, private, classifier)
-        self._prunable = find_prunable(model, prunable, owned, method)
-        if private is None:  # a weight asked for by name is prunable, even if it would be private by default
-            owned = {
-                n: m for n, m in owned.items() if not any(f"{n}.{k}" in self._prunable for k, _ in m.named_parameters())
-            }
-        self._masks = nn.Module()
-        for name in self._prunable:
-            mask = torch.ones_like(model.get_parameter(name), dtype=torch.bool)
-            self._masks.register_buffer(_plain(name), mask)
-        if not any(map(method.granularity.supports, self.layers)):
-            raise UserError(f"nothing to prune: {method.granularity} fits no layer of {type(model).__name__}")
-        self._copy_private(owned)
-        self._state = nn.Module()
-        for name, tensor in method.init_state(self.layers, model).items():
-            self._state.register_buffer(_plain(name), tensor)
-        self._steps_done = 0
+        super().__init__(model, method, prunable, private, classifier)
         self.hooks: StepHooks = method  # an engine that has recorded them puts its own in place
         self._observers: list[MaskObserver] = []
+        self._attachment: RemovableHandle | None = None
+        self._parts: Mapping[str, Tensor | float] = {}
+        self._last_update: Update | None = None
+        wiring.CopyOnLoad(self).register()
+        self.reset(masks)
         self.train()
-        with torch.no_grad():
-            method.start(self.context(None))
+        for doubt in self.summary().doubts:
+            warnings.warn(doubt, stacklevel=2)
 
-    def _copy_private(self, owned: Mapping[str, nn.Module]) -> None:
-        """Give each further path its own copies of the private modules; everything else is shared."""
-        self._private = nn.Module()
-        for path in list(self.method.paths)[1:]:
-            self._private.add_module(path, nn.Module())
-            for name, module in copy.deepcopy(dict(owned)).items():  # all at once, so that what is tied stays tied
-                self._private.get_submodule(path).add_module(_plain(name), module)
-        own = {id(t) for module in owned.values() for t in (*module.parameters(), *module.buffers())}
-        parameters, buffers = self.model.named_parameters(), self.model.named_buffers()
-        self._shared = [n for n, p in parameters if n not in self._prunable and id(p) not in own]
-        self._shared_buffers = [n for n, b in buffers if id(b) not in own]
-
-    # -- the paths -----------------------------------------------------------------------------------------------
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """In training: {path name: its output}. In evaluation: the pruned path's plain output."""
-        if not self.training:
-            return self.path("pruned", *args, **kwargs)
-        return {name: self.path(name, *args, **kwargs) for name in self.method.paths}
-
-    def path(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """The output of one path."""
-        if name not in self.method.paths:
-            raise unknown("path", name, self.method.paths)
-        seen = self.tensors(name)
-        with checkpointing_refused():
-            output = functional_call(self.model, seen, args, kwargs)
-        if name != "pruned":  # a module that assigned its buffer anew left the new one in ``seen``
-            for key, buffer in self._private.get_submodule(name).named_buffers():
-                if (new := seen[key.replace("/", ".")]) is not buffer:
-                    buffer.copy_(new.detach())
-        return output
-
-    def tensors(self, path: str) -> dict[str, Tensor]:
-        """What the model's layers compute with on ``path`` instead of their own tensors."""
-        if path == "pruned" and not self.training:  # the product is M * W, whatever the method trains with
-            seen = {layer.name: views.kept(layer.weight, layer.mask) for layer in self.layers}
-        else:
-            seen = {layer.name: self.method.view(path, layer, self.state) for layer in self.layers}
-        if path != "pruned":
-            seen |= {name: self.model.get_parameter(name).detach() for name in self._shared}
-            seen |= {name: self.model.get_buffer(name).clone() for name in self._shared_buffers}
-            private = self._private.get_submodule(path)
-            seen |= {name.replace("/", "."): tensor for name, tensor in private.named_parameters()}
-            seen |= {name.replace("/", "."): tensor for name, tensor in private.named_buffers()}
-        return seen
+    @torch.no_grad()
+    def reset(self, masks: str | Mapping[str, Tensor] | None = None) -> None:
+        """Begin anew with the present weights: step 0, masks and the method's state as at the start."""
+        for name in self._partition.prunable:  # created anew, since they may be on another device than the weights
+            self._masks.put(name, torch.ones_like(self.model.get_parameter(name), dtype=torch.bool))
+        if not any(map(self.method.granularity.supports, self.layers)):
+            raise UserError(f"nothing to prune: {self.method.granularity} fits no layer of {type(self.model).__name__}")
+        for name, tensor in self.method.init_state(self.layers, self.model).items():
+            self._state.put(name, tensor)
+        self._steps_done, self._checks.empty = 0, False
+        if masks is not None:
+            self._set_method(take_masks(masks, self.method, self.layers))
+        elif not self.layers[0].mask.is_meta:
+            self.method.start(self.context(None))
 
     # -- training ------------------------------------------------------------------------------------------------
 
-    def loss(self, outputs: Mapping[str, Any], target: Any, task: Task = F.cross_entropy) -> Tensor:
-        """The method's loss over all paths; ``task(output, target)`` is the loss of one."""
-        if not isinstance(outputs, Mapping):
+    def loss(
+        self,
+        outputs: Mapping[str, Any],
+        target: Any,
+        task: Task = F.cross_entropy,
+        logits: Callable[[Any], Tensor] | None = None,
+        valid: Tensor | None = None,
+    ) -> Tensor:
+        """The method's loss over all paths.
+
+        task     the loss of one path, (output, target) -> scalar; torch's own losses get the logits
+        logits   finds the logits in an output; default: a tensor, ``.logits``, ``["logits"]``, a tuple's first item
+        valid    bool tensor of the positions that count in the KL terms; default: those the task does not ignore
+        """
+        if not isinstance(outputs, Mapping) or set(outputs) != set(self.method.paths):
             raise UserError(
                 f"net.loss must get the outputs of all paths, as net(x) returns them in training, got "
                 f"{type(outputs).__name__}: call net.train() first, or use your task's loss in evaluation"
             )
-        return self.method.loss(outputs, target, task, self._steps_done)
+        objective = Objective(task, logits or find_logits, valid, self._partition.classes)
+        loss = self.method.loss(outputs, target, objective, self._steps_done)
+        self._parts = objective.parts
+        return loss
+
+    def attach(self, *optimizers: Any) -> RemovableHandle:
+        """Count every step that the optimizer really takes, and update the masks after it, instead of ``step``.
+
+        Accumulated gradients and steps that a GradScaler skips are counted right. With several optimizers the last
+        one's steps count. Attaching again replaces the attachment.
+        """
+        found = [wiring.unwrapped(optimizer) for optimizer in optimizers]
+        wiring.check_optimizer(self, found)
+        if self._attachment is not None:
+            self._attachment.remove()
+        # Methods read the state of weights and nothing else.
+        states = found[0] if len(found) == 1 else cast(Optimizer, wiring.Optimizers(found))
+
+        def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if not wiring.was_skipped(optimizer):
+                self._count_step(states)
+
+        self._attachment = found[-1].register_step_post_hook(after_step)
+        return self._attachment
+
+    def step(self, optimizer: Optimizer | None = None) -> Update | None:
+        """Count an optimizer step and update the masks when they are due; returns what changed, or None."""
+        if self._attachment is not None:
+            raise UserError("net.step must not be called after net.attach(optimizer), which counts the steps")
+        if optimizer is not None:
+            self._checks.optimizer(self, optimizer)
+        return self._count_step(optimizer)
 
     @torch.no_grad()
-    def step(self, optimizer: Optimizer | None = None) -> Update | None:
-        """Count an optimizer step and update the masks when they are due; returns what changed, or None.
-
-        This is the only place where steps are counted: engines call it too, and it calls the observers.
-        """
+    def _count_step(self, optimizer: Optimizer | None) -> Update | None:
+        """The only place where steps are counted: engines come here too, and it calls the observers."""
+        self._checks.initialised(self.masks)
         self._steps_done += 1
         self.hooks.after_step(self.context(optimizer))
         return self.update_masks(optimizer) if self.method.due(self._steps_done) else None
@@ -167,6 +166,8 @@ class SparseNet(nn.Module):
         for observer in self._observers:
             observer.before_update(self._steps_done)
         update = Update(self._steps_done, self.hooks.update_masks(self.context(optimizer)))
+        self._last_update = update
+        self._checks.kept(self.masks, self._steps_done)
         for observer in self._observers:
             observer.after_update(update)
         return update
@@ -176,8 +177,10 @@ class SparseNet(nn.Module):
         self._observers.append(observer)
 
     def context(self, optimizer: Optimizer | None) -> StepContext:
-        """What the method's hooks work on, now."""
-        return StepContext(self.layers, self._steps_done, optimizer, self.state, self.model)
+        """What the method's hooks work on, now: a layer that was frozen after wrapping keeps its mask."""
+        frozen = self._partition.frozen
+        layers = [layer for layer in self.layers if layer.weight.requires_grad or layer.name in frozen]
+        return StepContext(layers, self._steps_done, optimizer, self.state, self.model)
 
     @property
     def steps_done(self) -> int:
@@ -187,50 +190,32 @@ class SparseNet(nn.Module):
     # -- results --------------------------------------------------------------------------------------------------
 
     @property
-    def layers(self) -> list[PrunableWeight]:
-        """The prunable weights with their masks: live tensors."""
-        return [
-            PrunableWeight(name, self.model.get_parameter(name), mask, found.transposed, found.conv_groups)
-            for (name, mask), found in zip(self.masks.items(), self._prunable.values(), strict=True)
-        ]
-
-    @property
-    def masks(self) -> dict[str, Tensor]:
-        """Parameter name -> bool tensor, True = kept."""
-        return {name: self._masks.get_buffer(_plain(name)) for name in self._prunable}
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """The method's tensors by name, live."""
-        return {name.replace("/", "."): tensor for name, tensor in self._state.named_buffers()}
-
-    @property
     def sparsity(self) -> float:
         """The exact fraction of the prunable weights that is pruned now (waits for the device)."""
         total = sum(mask.numel() for mask in self.masks.values())
         return 1 - int(torch.stack([mask.sum() for mask in self.masks.values()]).sum()) / total
 
+    def summary(self) -> inspection.Summary:
+        """What is prunable, private and left dense, as a table when printed."""
+        part = self._partition
+        return inspection.summarise(self.model, part.prunable, self._private_modules(), part.chosen)
+
+    def metrics(self) -> dict[str, float]:
+        """Loss parts, KL weight, sparsity in all and by layer, flips of the last update (waits for the device)."""
+        flips = None if self._last_update is None else self._last_update.changes
+        return inspection.measure(self._steps_done, self.masks, self._parts, flips)
+
     def groups(self) -> tuple[int, int]:
         """How many of the groups that the method prunes (weights, filters) are pruned, and how many there are."""
-        granularity = self.method.granularity
-        pairs = [granularity.count_pruned(layer) for layer in self.layers if granularity.supports(layer)]
-        return sum(dead for dead, _ in pairs), sum(groups for _, groups in pairs)
-
-    def notes(self) -> list[str]:
-        """What a reader of the result should know (waits for the device)."""
-        found = [f"layer {name} lost every weight: nothing passes it any more" for name in self.empty_layers()]
-        granularity, asked = self.method.granularity, self.method.sparsity
-        if misfits := [layer.name for layer in self.layers if not granularity.supports(layer)]:
-            found.append(f"{granularity} does not fit these layers, which stay dense: {', '.join(misfits)}")
-        dead, groups = self.groups()
-        if abs(dead - int(asked * groups)) > 0.005 * groups:
-            found.append(f"asked for a sparsity of {asked:g}, reached {dead / max(1, groups):.4f}")
-        return found + self.method.notes(self.model)
+        return inspection.count_groups(self.method, self.layers)
 
     def empty_layers(self) -> list[str]:
         """The names of layers that lost every weight, so that nothing passes them (waits for the device)."""
-        alive = torch.stack([mask.any() for mask in self.masks.values()]).tolist()
-        return [name for name, any_kept in zip(self.masks, alive, strict=True) if not any_kept]
+        return inspection.find_empty(self.layers)
+
+    def notes(self) -> list[str]:
+        """What a reader of the result should know (waits for the device)."""
+        return inspection.find_notes(self.method, self.model, self.layers)
 
     @torch.no_grad()
     def finalize(self) -> nn.Module:
@@ -240,23 +225,48 @@ class SparseNet(nn.Module):
         # Tensors that a forward pass left on a module cannot be copied with their history.
         stray = [v for m in self.model.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf]
         model = copy.deepcopy(self.model, {id(v): v.detach().clone() for v in stray}).eval()
+        wiring.CopyOnLoad.remove(model)
         for name, mask in self.masks.items():
             model.get_parameter(name).masked_fill_(~mask, 0)
         return model
 
     # -- state ---------------------------------------------------------------------------------------------------
 
+    def load_model(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
+        """Load weights of the plain model, such as pre-trained ones, into every path; masks stay as they are."""
+        return self.model.load_state_dict(state_dict, strict=strict)  # and CopyOnLoad calls copy_private
+
+    def take_position(self, other: SparseNet) -> None:
+        """Take over the method and the steps done of ``other``, whose tensors were copied."""
+        self._set_method(other.method)
+        self._steps_done = other._steps_done
+
     def get_extra_state(self) -> Tensor:
-        # A tensor, so that the state dict can go into formats that hold nothing else.
-        return torch.tensor(self._steps_done, device="cpu")
+        return identity.pack(self.method, self._steps_done)
 
     def set_extra_state(self, state: Tensor) -> None:
-        self._steps_done = int(state)
+        method, self._steps_done = identity.unpack(state, self.method)
+        self._set_method(method)
+        self._checks.empty = False
+
+    def to_empty(self, *, device: Any, recurse: bool = True) -> SparseNet:
+        self._checks.empty = True  # masks hold whatever was in memory
+        return super().to_empty(device=device, recurse=recurse)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        rename_old_keys(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._attachment = None  # a copy is attached to no optimizer
+        wiring.CopyOnLoad.remove(self.model)
+        wiring.CopyOnLoad(self).register()
+
+    def _set_method(self, method: Method) -> None:
+        if self.hooks is self.method:
+            self.hooks = method
+        self.method = method
 
     def extra_repr(self) -> str:
-        return f"method={self.method}, prunable={list(self._prunable)}, steps_done={self._steps_done}"
-
-
-def _plain(name: str) -> str:
-    """A dotted name as one that torch accepts for a buffer or a submodule."""
-    return name.replace(".", "/")
+        return f"method={self.method}, prunable={list(self._partition.prunable)}, steps_done={self._steps_done}"

@@ -14,6 +14,8 @@ class Timeline:
 
     sparsity      final sparsity
     target        step at which it is reached
+    begin         step from which on it grows
+    initial       the sparsity until then
     hold          steps for which a growing sparsity keeps its value: those of an epoch, or 1
     every         F: steps from one mask update to the next
     first, last   steps between which these regular updates happen, both included
@@ -24,6 +26,8 @@ class Timeline:
 
     sparsity: float
     target: int
+    begin: int
+    initial: float
     hold: int
     every: int
     first: int
@@ -50,7 +54,7 @@ class Schedule:
 class Cubic(Schedule):
     """Grow the sparsity fast at first and slowly at the end (Zhu & Gupta 2017; Kim et al. 2022, Eq. 1).
 
-        s(t) = final + (initial - final) * (1 - t / steps)^3        for 0 <= t <= steps, then final
+        s(t) = final + (initial - final) * (1 - (t - begin) / (steps - begin))^3        for begin <= t <= steps
 
     ``period`` holds the value for that many steps: the authors evaluate t once per epoch
     (``period`` = steps in an epoch), ``period=1`` is the smooth curve. What is None is the method's:
@@ -64,21 +68,23 @@ class Cubic(Schedule):
 
     def sparsity(self, step: int, time: Timeline) -> float:
         final = time.sparsity if self.final is None else self.final
-        return self._curve(step, final, self.steps or time.target, self.period or time.hold)
+        steps, period = self.steps or time.target, self.period or time.hold
+        return self._curve(step, self.initial or time.initial, final, time.begin, steps, period)
 
     def __call__(self, step: int) -> float:
         if self.final is None or self.steps is None:
             raise UserError(f"Cubic: final and steps must be given to call it, got {self}")
-        return self._curve(step, self.final, self.steps, self.period or 1)
+        return self._curve(step, self.initial, self.final, 0, self.steps, self.period or 1)
 
-    def _curve(self, step: int, final: float, steps: int, period: int) -> float:
+    @staticmethod
+    def _curve(step: int, initial: float, final: float, begin: int, steps: int, period: int) -> float:
         if step >= steps:
             return final
-        left = 1.0 - step // period * period / steps
+        left = 1.0 - (step // period * period - begin) / (steps - begin)
         if left >= 1.0:
-            return self.initial
+            return initial
         # A product and not a power: each rounding is monotone, so the curve never steps back by an ulp.
-        return final + (self.initial - final) * (left * left * left)
+        return final + (initial - final) * (left * left * left)
 
 
 @dataclass(frozen=True)
@@ -86,19 +92,20 @@ class Constant(Schedule):
     """Prune to the final sparsity at the first update and stay there."""
 
     def sparsity(self, step: int, time: Timeline) -> float:
-        return time.sparsity if step >= time.first else 0.0
+        return time.sparsity if step >= time.first else time.initial
 
 
 @dataclass(frozen=True)
 class AtSteps(Schedule):
     """Prune at the timeline's ``extra`` steps alone, each time by the same fraction of what is left.
 
-    After r of R prunings:   density = (1 - sparsity)^(r / R)
+    After r of R prunings:   density = (1 - initial) * ((1 - sparsity) / (1 - initial))^(r / R)
     """
 
     def sparsity(self, step: int, time: Timeline) -> float:
         done, rounds = sum(step >= at for at in time.extra), len(time.extra)
-        return time.sparsity if done == rounds else float(1 - (1 - time.sparsity) ** (done / rounds))
+        dense = 1 - time.initial
+        return time.sparsity if done == rounds else float(1 - dense * ((1 - time.sparsity) / dense) ** (done / rounds))
 
     def due(self, step: int, time: Timeline) -> bool:
         return step in time.extra

@@ -59,17 +59,20 @@ class ERK(Scope):
             dense |= over
 
 
-def apportion(shares: Sequence[float], sizes: Sequence[int], total: int) -> list[int]:
-    """Whole numbers near ``shares[i] * sizes[i]`` whose sum is ``total``, none above its size.
+def apportion(
+    shares: Sequence[float], sizes: Sequence[int], total: int, limits: Sequence[int] | None = None
+) -> list[int]:
+    """Whole numbers near ``shares[i] * sizes[i]`` whose sum is ``total``, none above its limit (its size).
 
     The largest-remainder method: rounded down, then the largest remainders get one more; of equal ones the first.
     """
     exact = [share * size for share, size in zip(shares, sizes, strict=True)]
-    found = [min(int(value), size) for value, size in zip(exact, sizes, strict=True)]
+    limits = sizes if limits is None else limits
+    found = [min(int(value), limit) for value, limit in zip(exact, limits, strict=True)]
     order = sorted(range(len(sizes)), key=lambda i: (found[i] - exact[i], i))
     while sum(found) != total:
         step = 1 if sum(found) < total else -1
         for i in order if step > 0 else reversed(order):
-            if sum(found) != total and 0 <= found[i] + step <= sizes[i]:
+            if sum(found) != total and 0 <= found[i] + step <= limits[i]:
                 found[i] += step
     return found

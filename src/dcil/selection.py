@@ -29,14 +29,22 @@ def keep_largest(scores: Tensor, pruned: int) -> Tensor:
 
 
 @torch.no_grad()
-def select(scores: Sequence[Tensor], sparsity: float, scope: Scope, layers: Sequence[PrunableWeight]) -> list[Tensor]:
-    """The groups to keep, given each layer's 1-D group scores: floor(sparsity * n) of all n groups are pruned."""
+def select(
+    scores: Sequence[Tensor], sparsity: float, scope: Scope, layers: Sequence[PrunableWeight], min_kept: int = 0
+) -> list[Tensor]:
+    """The groups to keep, given each layer's 1-D group scores: floor(sparsity * n) of all n groups are pruned.
+
+    Every layer keeps its ``min_kept`` best groups, whatever the others are worth.
+    """
     sizes = [score.numel() for score in scores]
-    pruned = int(sparsity * sum(sizes))
+    limits = [max(0, size - min_kept) for size in sizes]
+    pruned = min(int(sparsity * sum(sizes)), sum(limits))
     shares = scope.sparsities(layers, sparsity)
     if shares is None:
+        if min_kept:
+            scores = [s.masked_fill(keep_largest(s, n), torch.inf) for s, n in zip(scores, limits, strict=True)]
         return list(torch.split(keep_largest(torch.cat(list(scores)), pruned), sizes))
-    counts = apportion(shares, sizes, pruned)
+    counts = apportion(shares, sizes, pruned, limits)
     return [keep_largest(score, n) for score, n in zip(scores, counts, strict=True)]
 
 

@@ -12,7 +12,8 @@ class PrunableWeight:
     """What a method sees of a layer: ``weight`` and ``mask`` are the live tensors, changed in place.
 
     Linear and Conv store (out, in / groups, ...); transposed convolutions store (in, out / groups, ...).
-    ``rows`` reads either as (filters, weights per filter).
+    ``rows`` reads either as (filters, weights per filter). A ``stacked`` weight holds several matrices whose filters
+    are not known.
     """
 
     name: str
@@ -20,6 +21,7 @@ class PrunableWeight:
     mask: Tensor
     transposed: bool = False
     conv_groups: int = 1
+    stacked: bool = False
 
     def rows(self, values: Tensor) -> Tensor:
         """Reshape ``values``, shaped like the weight, to one row per output filter."""

@@ -40,6 +40,7 @@ class AutoPrune(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("rate", self.rate > 0, "> 0", "the learning rate of the indicators")
+        self.require("min_kept", self.mu is None or self.min_kept == 0, "0", "with mu, the indicators decide alone")
 
     def init_state(self, layers: Sequence[PrunableWeight], model: nn.Module) -> State:
         def start(layer: PrunableWeight) -> Tensor:

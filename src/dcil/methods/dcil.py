@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from dcil import views
-from dcil.distillation import MutualDistillation
+from dcil.distillation import Distance, MutualDistillation
 from dcil.errors import UserError
 from dcil.granularity import NM, Filter, Granularity, Weight
-from dcil.method import Method, Task
+from dcil.method import Method
+from dcil.task import Objective, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,9 @@ class DCIL(Method):
     temperature   T of Eq. 4
     warmup        part of ``steps`` without the KL terms, while there is nothing to learn from the other net
                   (the paper: 70 of 300 epochs)
+    distill       "softmax" (Eq. 4), "sigmoid" (binary, multi-label), "mse" (regression) or a function
+                  (student, teacher) -> scalar; None is "softmax" for cross-entropy, other tasks must say
+    class_dim     the dimension of the classes in the logits; None finds it by the classifier's outputs
 
     Against the authors' code: exactly floor(s * n) weights go instead of one more, and the teacher's
     probabilities are not shifted by 1e-7, since log-softmax is finite anyway.
@@ -37,6 +41,8 @@ class DCIL(Method):
     kl: float = 1.0
     temperature: float = 2.0
     warmup: float = 70 / 300
+    distill: str | Distance | None = None
+    class_dim: int | None = None
 
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.kept, "super": views.revived}
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, Filter, NM)
@@ -46,20 +52,39 @@ class DCIL(Method):
         self.require("kl", self.kl >= 0, ">= 0", "0 disables the KL terms")
         self.require("temperature", self.temperature > 0, "> 0", "the paper: 2")
         self.require("warmup", 0 <= self.warmup <= 1, ">= 0 and <= 1", "the part of the steps without KL terms")
+        known = self.distill in (None, "softmax", "sigmoid", "mse") or callable(self.distill)
+        self.require("distill", known, "'softmax', 'sigmoid', 'mse' or a function (student, teacher) -> scalar")
 
     def kl_at(self, step: int) -> float:
         """The weight of the KL terms in the step that follows ``step`` others."""
         return self.kl if self.warmup < 1 and step >= round(self.warmup * self.steps) else 0.0
 
     def loss_key(self, step: int) -> MutualDistillation:
-        return MutualDistillation(self.kl_at(step), self.temperature)
+        return MutualDistillation(self.kl_at(step), self.temperature, self.distill or "softmax")
 
     def loss(self, outputs: Mapping[str, Any], target: Any, task: Task, step: int) -> Tensor:
+        task = replace(Objective.of(task), class_dim=self.class_dim)
         loss = super().loss(outputs, target, task, step)
+        if not self.kl:
+            return loss
         # Checked from the first step on, not when the warm-up ends.
-        if self.kl and not all(isinstance(out, Tensor) and out.dim() >= 2 for out in outputs.values()):
-            kinds = ", ".join(type(out).__name__ for out in outputs.values())
-            raise UserError(f"DCIL: outputs must be logits of shape (batch, classes, …) for the KL terms, got {kinds} "
-                            "(kl=0 trains without them)")  # fmt: skip
-        distillation = self.loss_key(step)
-        return loss + distillation(outputs["pruned"], outputs["super"]) if distillation.weight else loss
+        distillation = replace(self.loss_key(step), kind=self.distillation_of(task))
+        p, s = (task.pick(outputs[path]) for path in ("pruned", "super"))
+        dim = task.find_class_dim(p) if distillation.kind == "softmax" else None
+        counted = task.counted(p, dim, target)
+        task.parts["kl_weight"] = distillation.weight
+        if not distillation.weight:
+            return loss
+        kl = distillation(p, s, dim, counted, task.reduction)
+        task.parts["loss/kl"] = kl.detach()
+        return loss + kl
+
+    def distillation_of(self, task: Objective) -> str | Distance:
+        """What the KL terms compare: as asked for, or as the task says; softmax only if it is a cross-entropy."""
+        if kind := self.distill or task.argument("distill", None) or ("softmax" if task.is_cross_entropy else None):
+            return kind
+        name = task.function or getattr(task.task, "__name__", type(task.task).__name__)
+        raise UserError(
+            f"DCIL: distill must say what the KL terms compare when the task is {name}, got None ('softmax' for "
+            "classes, 'sigmoid' for binary and multi-label, 'mse' for regression; kl=0 trains without them)"
+        )

@@ -51,6 +51,7 @@ class DNS(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("begin", 0 <= self.begin < 1, ">= 0 and < 1", "a part of the steps")
+        self.require("min_kept", self.c is None or self.min_kept == 0, "0", "with c, the thresholds decide alone")
         self.require("until", self.begin < self.until <= 1, "> begin and <= 1", "a part of the steps")
 
     @property
@@ -61,7 +62,7 @@ class DNS(Method):
     @property
     def timeline(self) -> Timeline:
         last = round(self.until * self.steps)
-        return replace(super().timeline, first=self.first, last=last, extra=(last,))
+        return replace(super().timeline, begin=0, first=self.first, last=last, extra=(last,))  # a ramp from step 0
 
     @property
     def active_schedule(self) -> Schedule:

@@ -32,6 +32,7 @@ class DropAndGrow(Zeroed):
     until: float = 1.0
 
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight,)
+    draws_masks: ClassVar[bool] = True
     #: Whether the optimizer's state of a dropped weight is cleared.
     clears_momentum: ClassVar[bool] = True
     #: Whether a weight that is dropped and grown by the same update keeps its value and momentum.
@@ -40,6 +41,7 @@ class DropAndGrow(Zeroed):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("until", 0 < self.until <= 1, "> 0 and <= 1", "a part of the steps")
+        self.require("min_kept", self.min_kept == 0, "0", "the scope decides how many a layer has")
 
     @property
     def timeline(self) -> Timeline:

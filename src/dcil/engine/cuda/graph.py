@@ -114,7 +114,7 @@ class GraphEngine:
         """Compute the method's loss, below fp32 in one kernel if there is one for its key."""
         key, p = self.net.method.loss_key(self.net.steps_done), outputs["pruned"]
         kernel = kernels.AVAILABLE and p.is_cuda and p.dim() == 2 and self.settings.precision != "fp32"
-        if kernel and isinstance(key, MutualDistillation):
+        if kernel and isinstance(key, MutualDistillation) and key.kind == "softmax":
             return kernels.loss.dcil_loss(p, outputs["super"], y, key.weight, key.temperature)
         return self.net.loss(outputs, y)
 

@@ -70,4 +70,4 @@ def is_global_magnitude(net: SparseNet, key: Hashable) -> bool:
     """Return whether the key stands for a global ranking of single weights by magnitude."""
     if not isinstance(key, Selection) or len({id(layer.weight) for layer in net.layers}) < len(net.layers):
         return False
-    return (key.granularity, key.criterion, key.scope) == (Weight(), Magnitude(), Global())
+    return (key.granularity, key.criterion, key.scope, key.min_kept) == (Weight(), Magnitude(), Global(), 0)

@@ -1,0 +1,45 @@
+"""Masks to start from: the zeros that weights already have, or masks that the user gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dcil.errors import UserError, unknown
+from dcil.inspection import count_groups
+from dcil.method import Method
+from dcil.weight import PrunableWeight
+
+
+def take_masks(masks: str | Mapping[str, Tensor], method: Method, layers: Sequence[PrunableWeight]) -> Method:
+    """Set the layers' masks; returns the method with the sparsity they have as its initial one."""
+    if method.draws_masks:
+        raise UserError(f"masks must be None for {type(method).__name__}, which draws its own, got {_named(masks)}")
+    if isinstance(masks, str) and masks != "zeros":
+        raise unknown("value of masks=", masks, ["zeros"])
+    if isinstance(masks, Mapping):
+        check_masks(masks, layers)
+    for layer in layers:
+        layer.mask.copy_(layer.weight != 0 if isinstance(masks, str) else masks.get(layer.name, layer.mask))
+    pruned, groups = count_groups(method, layers)
+    found = min(pruned / max(1, groups), method.sparsity)
+    return replace(method, initial_sparsity=max(method.initial_sparsity, found))
+
+
+def check_masks(masks: Mapping[str, Tensor], layers: Sequence[PrunableWeight]) -> None:
+    known = {layer.name: layer for layer in layers}
+    for name, mask in masks.items():
+        if name not in known:
+            raise unknown("weight in masks=", name, known)
+        if mask.dtype != torch.bool or mask.shape != known[name].weight.shape:
+            raise UserError(
+                f"masks[{name!r}] must be a bool tensor of shape {tuple(known[name].weight.shape)} (True = kept), got "
+                f"{mask.dtype} of shape {tuple(mask.shape)}"
+            )
+
+
+def _named(masks: object) -> str:
+    return repr(masks) if isinstance(masks, str) else type(masks).__name__

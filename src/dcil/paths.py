@@ -1,0 +1,130 @@
+"""Paths: one unmodified module, computed through a method's views once per path.
+
+Pruned weights and masks are shared by the paths; each further path has norm layers and a classifier for itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dcil import views, wiring
+from dcil.errors import UserError, unknown
+from dcil.method import Method
+from dcil.naming import Nested
+from dcil.partition import Choice, divide
+from dcil.weight import PrunableWeight
+
+
+class Paths(nn.Module):
+    """The model with its masks and the private modules of further paths, under the model's own names.
+
+    model.layer1.0.conv1.weight      the user's parameters: all of W, and what the pruned path has for itself
+    super.layer1.0.bn1.weight        what another path has for itself
+    _masks.layer1.0.conv1.weight     True = kept
+    _state.fisher.…                  tensors of the method
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        prunable: Choice | None,
+        private: Choice | None,
+        classifier: str | Sequence[str] | None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(method, Method):
+            raise UserError(f"method must be a dcil.Method such as DCIL(sparsity=0.95, steps=60_000), got {method!r}")
+        wiring.check_model(model)
+        self.method = method
+        self.model = method.prepare(model)
+        self._partition = divide(self.model, method, prunable, private, classifier)
+        self._masks, self._state = Nested(), Nested()
+        for name in self._partition.prunable:
+            self._masks.put(name, torch.ones_like(self.model.get_parameter(name), dtype=torch.bool))
+        owned = self._private_modules()
+        for path in list(method.paths)[1:]:
+            self.add_module(path, Nested())
+            for name, module in copy.deepcopy(owned).items():  # all at once, so that what is tied stays tied
+                self._private(path).put(name, module)
+        own = {id(t) for module in owned.values() for t in (*module.parameters(), *module.buffers())}
+        parameters, buffers = self.model.named_parameters(), self.model.named_buffers()
+        self._shared = [n for n, p in parameters if n not in self._partition.prunable and id(p) not in own]
+        self._shared_buffers = [n for n, b in buffers if id(b) not in own]
+        self._checks = wiring.Checks()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """In training: {path name: its output}. In evaluation: the pruned path's plain output."""
+        if not self.training:
+            return self.path("pruned", *args, **kwargs)
+        return {name: self.path(name, *args, **kwargs) for name in self.method.paths}
+
+    def path(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """The output of one path."""
+        if name not in self.method.paths:
+            raise unknown("path", name, self.method.paths)
+        self._checks.initialised(self.masks)
+        seen = self.tensors(name)
+        with wiring.checkpointing_refused():
+            output = functional_call(self.model, seen, args, kwargs)
+        self._checks.output(name, output)
+        if name != "pruned":  # a module that assigned its buffer anew left the new one in ``seen``
+            for key, buffer in self._private(name).named_buffers():
+                if (new := seen[key]) is not buffer:
+                    buffer.copy_(new.detach())
+        return output
+
+    def tensors(self, path: str) -> dict[str, Tensor]:
+        """What the model's layers compute with on ``path`` instead of their own tensors."""
+        if path == "pruned" and not self.training:  # the product is M * W, whatever the method trains with
+            seen = {layer.name: views.kept(layer.weight, layer.mask) for layer in self.layers}
+        else:
+            seen = {layer.name: self.method.view(path, layer, self.state) for layer in self.layers}
+        if path != "pruned":
+            seen |= {name: self.model.get_parameter(name).detach() for name in self._shared}
+            seen |= {name: self.model.get_buffer(name).clone() for name in self._shared_buffers}
+            private = self._private(path)
+            for name, tensor in private.named_parameters():  # what is frozen in the model is frozen on every path
+                seen[name] = tensor if self.model.get_parameter(name).requires_grad else tensor.detach()
+            seen |= dict(private.named_buffers())
+        return seen
+
+    def _private(self, path: str) -> Nested:
+        found = self.get_submodule(path)
+        assert isinstance(found, Nested)
+        return found
+
+    def _private_modules(self) -> dict[str, nn.Module]:
+        """The pruned path's own modules: the model's."""
+        return {name: self.model.get_submodule(name) for name in self._partition.private}
+
+    @torch.no_grad()
+    def copy_private(self) -> None:
+        """Give each further path the pruned path's private layers."""
+        for path in list(self.method.paths)[1:]:
+            for name, module in self._private_modules().items():
+                self._private(path).get_submodule(name).load_state_dict(module.state_dict())
+
+    @property
+    def layers(self) -> list[PrunableWeight]:
+        """The prunable weights with their masks: live tensors."""
+        return [
+            PrunableWeight(name, self.model.get_parameter(name), self._masks.get_buffer(name), **vars(layout))
+            for name, layout in self._partition.prunable.items()
+        ]
+
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        """Parameter name -> bool tensor, True = kept."""
+        return {name: self._masks.get_buffer(name) for name in self._partition.prunable}
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The method's tensors by name, live."""
+        return dict(self._state.named_buffers())

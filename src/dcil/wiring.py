@@ -1,0 +1,226 @@
+"""Wiring: refuse what would train something else than was meant, where it happens and with the way out."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import ChainMap, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node, disable_saved_tensors_hooks
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from dcil.errors import UserError
+
+# -- the model -----------------------------------------------------------------------------------------------------
+
+#: A layer that is recomputed in the backward pass is recomputed outside of its path's views.
+RECOMPUTED = "checkpoints its activations: the second forward pass would see the unmasked weights; switch that off"
+CHECKPOINTING = ("gradient_checkpointing", "grad_checkpointing")
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse models that cannot be right: wrapped for several processes, lazy, or with activation checkpointing."""
+    if isinstance(model, (DistributedDataParallel, DataParallel)) or type(model).__name__ == "FullyShardedDataParallel":
+        kind = type(model).__name__
+        raise UserError(f"the model must be plain, got {kind}: wrap the other way round, {kind}(SparseNet(model, …)), "
+                        "so that every path's gradients are averaged")  # fmt: skip
+    for name, module in model.named_modules():
+        if any(getattr(module, flag, False) is True for flag in CHECKPOINTING):
+            raise UserError(
+                f"module {name or type(model).__name__!r} {RECOMPUTED}, "
+                "e.g. with model.gradient_checkpointing_disable()"
+            )
+        if any(is_lazy(t) for t in [*module.parameters(recurse=False), *module.buffers(recurse=False)]):
+            raise UserError(
+                f"module {name!r} ({type(module).__name__}) has no shape yet: run one batch through the model first"
+            )
+
+
+@contextmanager
+def checkpointing_refused() -> Iterator[None]:
+    """Make torch.utils.checkpoint(use_reentrant=False) raise while the context is open."""
+    with ExitStack() as stack:
+        if not torch.compiler.is_compiling():
+            # Torch refuses where something around the whole network uses these hooks already, which is fine.
+            with suppress(RuntimeError):
+                stack.enter_context(disable_saved_tensors_hooks(f"the model {RECOMPUTED}"))
+        yield
+
+
+def refuse_checkpoints_in(output: Any) -> None:
+    """Refuse an output that was computed through torch.utils.checkpoint(use_reentrant=True)."""
+    queue = deque(tensor.grad_fn for tensor in tensors_in(output))
+    seen: set[Node] = set()
+    while queue:
+        node = queue.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            raise UserError(f"the model {RECOMPUTED}")
+        queue.extend(child for child, _ in node.next_functions)
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a model's output, whatever it is made of."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_in(value)
+    elif isinstance(output, Sequence) and not isinstance(output, str):
+        for value in output:
+            yield from tensors_in(value)
+    elif is_dataclass(output):
+        for field in fields(output):
+            yield from tensors_in(getattr(output, field.name))
+
+
+# -- the optimizer -------------------------------------------------------------------------------------------------
+
+
+def unwrapped(optimizer: Any) -> Optimizer:
+    """The torch optimizer inside those of accelerate, Lightning and others that step one for it."""
+    found = optimizer
+    while isinstance(inner := getattr(found, "optimizer", None), Optimizer) and inner is not found:
+        found = inner
+    if not isinstance(found, Optimizer):
+        raise UserError(f"the optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    return found
+
+
+class Optimizers:
+    """Several optimizers as one, for what a method reads of them: the state of a weight."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self.state = ChainMap(*(optimizer.state for optimizer in optimizers))
+
+
+def check_optimizer(net: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Refuse optimizers that lack trained parameters of ``net``, such as one made from ``model.parameters()``."""
+    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    lacking = [name for name, p in net.named_parameters() if p.requires_grad and id(p) not in held]
+    if lacking:
+        names = ", ".join(lacking[:3]) + (", …" if len(lacking) > 3 else "")
+        raise UserError(
+            f"the optimizer must hold every parameter of net that requires a gradient, it lacks {len(lacking)} "
+            f"({names}): create it from net.parameters() (after sharding or moving net), or freeze these with "
+            "requires_grad_(False)"
+        )
+
+
+def was_skipped(optimizer: Optimizer) -> bool:
+    """Whether a GradScaler told a fused optimizer, which steps by itself, to leave the weights as they are."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
+
+
+# -- the weights -------------------------------------------------------------------------------------------------------
+
+
+class CopyOnLoad:
+    """Called after a state dict was loaded into the model: gives the private modules of further paths the same.
+
+    Weights loaded into ``net.model`` after wrapping would otherwise reach the pruned path only.
+    """
+
+    def __init__(self, net: Any = None) -> None:
+        self.net = None if net is None else weakref.ref(net)
+
+    def register(self) -> None:
+        if self.net is not None and (net := self.net()) is not None:
+            net.model.register_load_state_dict_post_hook(self)
+
+    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
+        net = None if self.net is None else self.net()
+        if net is not None and net.model is module:
+            net.copy_private()
+
+    def __reduce__(self) -> tuple[type[CopyOnLoad], tuple[()]]:
+        return CopyOnLoad, ()  # a copy of the model alone belongs to no net
+
+    @staticmethod
+    def remove(model: nn.Module) -> None:
+        for key, hook in list(model._load_state_dict_post_hooks.items()):
+            if isinstance(hook, CopyOnLoad):
+                del model._load_state_dict_post_hooks[key]
+
+
+# -- the masks -----------------------------------------------------------------------------------------------------
+
+
+class EmptiedLayers:
+    """Warns once of every layer that loses its last weight. On a GPU the counts are read when they have arrived."""
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+        self.arriving: tuple[list[str], int, Tensor, torch.cuda.Event] | None = None
+
+    def check(self, kept: Mapping[str, Tensor], step: int) -> None:
+        """Take whether each layer has weights left after a mask update; never waits for the device."""
+        counts = torch.stack(list(kept.values()))
+        if not counts.is_cuda:
+            self.warn(list(kept), step, counts)
+            return
+        if self.arriving is not None and self.arriving[3].query():  # type: ignore[no-untyped-call]
+            self.warn(*self.arriving[:3])
+            self.arriving = None
+        if self.arriving is None:
+            host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True).copy_(counts, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self.arriving = (list(kept), step, host, event)
+
+    def warn(self, names: Sequence[str], step: int, counts: Tensor) -> None:
+        for name, count in zip(names, counts.tolist(), strict=True):
+            if not count and name not in self.known:
+                self.known.add(name)
+                warnings.warn(
+                    f"layer {name} lost every weight at step {step}: nothing passes it any more; min_kept=… or "
+                    "scope=dcil.ERK() keeps some",
+                    stacklevel=9,  # the caller of net.step
+                )
+
+    def __reduce__(self) -> tuple[type[EmptiedLayers], tuple[()]]:
+        return EmptiedLayers, ()  # an event cannot be copied
+
+
+class Checks:
+    """What was checked already, so that it is checked once and not in every step."""
+
+    def __init__(self) -> None:
+        self.empty = False
+        self.checked: set[Any] = set()
+        self.emptied = EmptiedLayers()
+
+    def initialised(self, masks: Mapping[str, Tensor]) -> None:
+        """Refuse masks that hold whatever was in memory."""
+        if self.empty or next(iter(masks.values())).is_meta:
+            raise UserError(
+                "the masks must be initialised after to_empty, got uninitialised memory: load a state dict, or call "
+                "net.reset() once the weights have their values"
+            )
+
+    def output(self, path: str, output: Any) -> None:
+        """Refuse checkpointing in a path's first output with gradients."""
+        if path not in self.checked and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            refuse_checkpoints_in(output)
+            self.checked.add(path)
+
+    def optimizer(self, net: nn.Module, optimizer: Optimizer) -> None:
+        """Check an optimizer when it is seen for the first time."""
+        if id(optimizer) not in self.checked:
+            check_optimizer(net, [unwrapped(optimizer)])
+            self.checked.add(id(optimizer))
+
+    def kept(self, masks: Mapping[str, Tensor], step: int) -> None:
+        """Warn of layers that an update left without weights."""
+        self.emptied.check({name: mask.any() for name, mask in masks.items()}, step)
