@@ -61,6 +61,9 @@ class SparseNet(Paths):
                  the sparsity then grows from there
     """
 
+    #: Warn at the mask update that takes a layer's last weight.
+    warn_of_empty_layers = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -167,7 +170,8 @@ class SparseNet(Paths):
             observer.before_update(self._steps_done)
         update = Update(self._steps_done, self.hooks.update_masks(self.context(optimizer)))
         self._last_update = update
-        self._checks.kept(self.masks, self._steps_done)
+        if self.warn_of_empty_layers:
+            self._checks.kept(self.masks, self._steps_done)
         for observer in self._observers:
             observer.after_update(update)
         return update

@@ -44,6 +44,7 @@ class Trainer:
         reseed(config.seed, 0)
         model = models.build(config.model, dataset.classes, dataset.shape[0]).to(device)
         net = SparseNet(model, config.build_method(loader.steps))
+        net.warn_of_empty_layers = False  # the notes of the run say so
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the layout of the batches, which convolutions are fastest in
         optimizer = torch.optim.SGD(
             net.parameters(),
