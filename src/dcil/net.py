@@ -182,8 +182,12 @@ class SparseNet(Paths):
 
     def context(self, optimizer: Optimizer | None) -> StepContext:
         """What the method's hooks work on, now: a layer that was frozen after wrapping keeps its mask."""
-        frozen = self._partition.frozen
-        layers = [layer for layer in self.layers if layer.weight.requires_grad or layer.name in frozen]
+        always = self._partition.frozen
+        layers = [layer for layer in self.layers if layer.weight.requires_grad or layer.name in always]
+        if self.method.draws_masks and len(layers) < len(self._partition.prunable):
+            left = ", ".join(self._partition.prunable.keys() - {layer.name for layer in layers})
+            raise UserError(f"{type(self.method).__name__}: every layer must stay trainable, got frozen {left}: "
+                            "freeze before wrapping, or name the others in prunable=['…']")  # fmt: skip
         return StepContext(layers, self._steps_done, optimizer, self.state, self.model)
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from dcil.method import Method
 from dcil.naming import Nested
 from dcil.partition import Choice, divide
 from dcil.weight import PrunableWeight
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Paths(nn.Module):
@@ -58,6 +61,10 @@ class Paths(nn.Module):
         self._shared = [n for n, p in parameters if n not in self._partition.prunable and id(p) not in own]
         self._shared_buffers = [n for n, b in buffers if id(b) not in own]
         self._checks = wiring.Checks()
+
+    def train(self, mode: bool = True) -> Self:
+        self._checks.new_phase(mode != self.training)
+        return super().train(mode)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """In training: {path name: its output}. In evaluation: the pruned path's plain output."""

@@ -198,8 +198,14 @@ class Checks:
 
     def __init__(self) -> None:
         self.empty = False
-        self.checked: set[Any] = set()
+        self.paths: set[str] = set()
+        self.optimizers: set[int] = set()
         self.emptied = EmptiedLayers()
+
+    def new_phase(self, changed: bool) -> None:
+        """Check the paths again when training begins again, since checkpointing may have been switched on."""
+        if changed:
+            self.paths.clear()
 
     def initialised(self, masks: Mapping[str, Tensor]) -> None:
         """Refuse masks that hold whatever was in memory."""
@@ -211,15 +217,15 @@ class Checks:
 
     def output(self, path: str, output: Any) -> None:
         """Refuse checkpointing in a path's first output with gradients."""
-        if path not in self.checked and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if path not in self.paths and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             refuse_checkpoints_in(output)
-            self.checked.add(path)
+            self.paths.add(path)
 
     def optimizer(self, net: nn.Module, optimizer: Optimizer) -> None:
         """Check an optimizer when it is seen for the first time."""
-        if id(optimizer) not in self.checked:
+        if id(optimizer) not in self.optimizers:
             check_optimizer(net, [unwrapped(optimizer)])
-            self.checked.add(id(optimizer))
+            self.optimizers.add(id(optimizer))
 
     def kept(self, masks: Mapping[str, Tensor], step: int) -> None:
         """Warn of layers that an update left without weights."""

@@ -64,14 +64,14 @@ class DCIL(Method):
 
     def loss(self, outputs: Mapping[str, Any], target: Any, task: Task, step: int) -> Tensor:
         task = replace(Objective.of(task), class_dim=self.class_dim)
-        loss = super().loss(outputs, target, task, step)
         if not self.kl:
-            return loss
+            return super().loss(outputs, target, task, step)
         # Checked from the first step on, not when the warm-up ends.
         distillation = replace(self.loss_key(step), kind=self.distillation_of(task))
         p, s = (task.pick(outputs[path]) for path in ("pruned", "super"))
         dim = task.find_class_dim(p) if distillation.kind == "softmax" else None
         counted = task.counted(p, dim, target)
+        loss = super().loss(outputs, target, task, step)
         task.parts["kl_weight"] = distillation.weight
         if not distillation.weight:
             return loss
