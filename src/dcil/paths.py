@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,7 @@ from dcil.naming import Nested
 from dcil.partition import Choice, divide
 from dcil.weight import PrunableWeight
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+Self = TypeVar("Self", bound="Paths")
 
 
 class Paths(nn.Module):
@@ -62,7 +61,7 @@ class Paths(nn.Module):
         self._shared_buffers = [n for n, b in buffers if id(b) not in own]
         self._checks = wiring.Checks()
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self: Self, mode: bool = True) -> Self:
         self._checks.new_phase(mode != self.training)
         return super().train(mode)
 
