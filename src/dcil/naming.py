@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,3 +38,40 @@ def rename_old_keys(state_dict: dict[str, Any], prefix: str) -> None:
         new = name.removeprefix("_private.").replace("/", ".")
         if new != name:
             state_dict[prefix + new] = state_dict.pop(key)
+
+
+# -- names of parameters, as those who group them ask for ------------------------------------------------------------
+
+#: What timm asks a network for. The last three are facts about it, the first two are of its parameters' names.
+ASKED = ("no_weight_decay", "group_matcher", "pretrained_cfg", "default_cfg", "num_classes")
+
+
+def answer(asked: str, found: Any, paths: Sequence[str]) -> Any:
+    """The model's answer to ``asked``, for a network whose parameters' names begin with one of ``paths``."""
+    if asked == "no_weight_decay":
+        return lambda: prefix_names(found(), paths)
+    if asked == "group_matcher":
+        return lambda coarse=False: prefix_matcher(found(coarse=coarse), paths)
+    return found
+
+
+def prefix_names(names: Iterable[str], paths: Iterable[str]) -> set[str]:
+    """The names on every path."""
+    return {f"{path}.{name}" for path in paths for name in names}
+
+
+def prefix_matcher(matcher: Mapping[str, Any] | Callable[[str], Any], paths: Iterable[str]) -> Any:
+    """timm's rule for which parameters form a layer (regular expressions, or a function of the name) on every path."""
+    if callable(matcher):
+        return lambda name: matcher(name.partition(".")[2])
+    start = "|".join(map(re.escape, paths))
+
+    def prefixed(pattern: str) -> str:
+        # Matched from the beginning of a name anyway, so that "^" goes, but not as the first in brackets.
+        bare = re.sub(r"(?<![\[\\])\^", "", pattern)
+        return rf"(?:{start})\.(?:{bare})"
+
+    return {
+        group: prefixed(spec) if isinstance(spec, str) else spec and [(prefixed(one), more) for one, more in spec]
+        for group, spec in matcher.items()
+    }

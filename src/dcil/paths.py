@@ -16,7 +16,7 @@ from torch.func import functional_call
 from dcil import views, wiring
 from dcil.errors import UserError, unknown
 from dcil.method import Method
-from dcil.naming import Nested
+from dcil.naming import ASKED, Nested, answer
 from dcil.partition import Choice, divide
 from dcil.weight import PrunableWeight
 
@@ -64,6 +64,11 @@ class Paths(nn.Module):
     def train(self: Self, mode: bool = True) -> Self:
         self._checks.new_phase(mode != self.training)
         return super().train(mode)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ASKED and hasattr(self.model, name):
+            return answer(name, getattr(self.model, name), ["model", *list(self.method.paths)[1:]])
+        return super().__getattr__(name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """In training: {path name: its output}. In evaluation: the pruned path's plain output."""

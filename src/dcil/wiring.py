@@ -90,11 +90,19 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
 def unwrapped(optimizer: Any) -> Optimizer:
     """The torch optimizer inside those of accelerate, Lightning and others that step one for it."""
     found = optimizer
-    while isinstance(inner := getattr(found, "optimizer", None), Optimizer) and inner is not found:
+    while (inner := inner_optimizer(found)) is not None and inner is not found:
         found = inner
     if not isinstance(found, Optimizer):
         raise UserError(f"the optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     return found
+
+
+def inner_optimizer(optimizer: Any) -> Optimizer | None:
+    """The optimizer that another one steps, by the names that wrappers give it."""
+    for name in ("optimizer", "_base_optimizer"):  # the second: timm's Lookahead, whose own hooks are never called
+        if isinstance(found := getattr(optimizer, name, None), Optimizer):
+            return found
+    return None
 
 
 class Optimizers:
