@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torchvision_operators  # noqa: F401
 import transformers as hf
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainingArguments
@@ -215,7 +216,9 @@ def gradients(net: dcil.SparseNet, rows: Rows, batches: list[dict[str, Tensor]])
     return expected
 
 
-def assert_gradients(got: dict[str, Tensor | None], expected: dict[str, Tensor | None], tolerance: float = 1e-5) -> None:
+def assert_gradients(
+    got: dict[str, Tensor | None], expected: dict[str, Tensor | None], tolerance: float = 1e-5
+) -> None:
     assert got.keys() == expected.keys()
     for name, wanted in expected.items():
         found = torch.zeros_like(wanted) if got[name] is None and wanted is not None else got[name]
@@ -246,5 +249,10 @@ class Watch(TrainerCallback):
 
 def arguments(folder: Any, **settings: Any) -> TrainingArguments:
     quiet = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "seed": 0}
-    fixed = {"per_device_train_batch_size": 2, "max_grad_norm": 0.0, "learning_rate": 1e-2, "dataloader_pin_memory": False}
+    fixed = {
+        "per_device_train_batch_size": 2,
+        "max_grad_norm": 0.0,
+        "learning_rate": 1e-2,
+        "dataloader_pin_memory": False,
+    }
     return TrainingArguments(output_dir=str(folder), **{**quiet, **fixed, **settings})

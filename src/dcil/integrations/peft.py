@@ -1,7 +1,7 @@
 """peft: merge adapters into pruned weights without losing the zeros.
 
-    net = dcil.SparseNet(get_peft_model(model, LoraConfig(…)), method, prunable=["*.base_layer.weight"])
-    sparse = merge(net)                         # the model that get_peft_model was given, adapters merged
+net = dcil.SparseNet(get_peft_model(model, LoraConfig(…)), method, prunable=["*.base_layer.weight"])
+sparse = merge(net)                         # the model that get_peft_model was given, adapters merged
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """transformers: a Trainer that prunes while it trains.
 
-    trainer = SparseTrainer(model=model, method=dcil.DCIL(sparsity=0.9, steps=10_000), args=args, train_dataset=data)
-    trainer.train()                             # then ``model`` holds the zeros
-    trainer.save_model("sparse")                # the pruned network, for ``from_pretrained`` of its own class
+trainer = SparseTrainer(model=model, method=dcil.DCIL(sparsity=0.9, steps=10_000), args=args, train_dataset=data)
+trainer.train()                             # then ``model`` holds the zeros
+trainer.save_model("sparse")                # the pruned network, for ``from_pretrained`` of its own class
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from dcil.errors import UserError, missing_extra
 from dcil.integrations.accelerate import SparseModel
+from dcil.integrations.model_loss import Batch, count_labels, pick_logits
 from dcil.integrations.peft import merge
 from dcil.method import Method
 from dcil.net import SparseNet
@@ -52,7 +53,9 @@ class SparsityCallback(TrainerCallback):
             warnings.warn(f"the method goes on from step {steps}, the Trainer from {state.global_step}", stacklevel=2)
         if state.max_steps < method.steps:
             hint = "the sparsity asked for comes late or never" if method.prunes else "its schedule is cut"
-            warnings.warn(f"the Trainer takes {state.max_steps} of the method's {method.steps} steps: {hint}", stacklevel=2)
+            warnings.warn(
+                f"the Trainer takes {state.max_steps} of the method's {method.steps} steps: {hint}", stacklevel=2
+            )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **objects: Any) -> None:
         if logs is not None and "loss" in logs:
@@ -79,22 +82,21 @@ class SparseTrainer(Trainer):
     ``train(resume_from_checkpoint=…)`` goes on exactly. For another Trainer: ``class Mine(SparseTrainer, Theirs)``.
 
     method    a dcil.Method, or what makes one of the number of steps: ``functools.partial(dcil.DCIL, sparsity=0.9)``
-    logits    finds the logits in an output, where they are not its ``logits``
-    prunable, private, classifier, masks   as for SparseNet
+    prunable, private, classifier, masks, logits, valid   as for SparseModel
     """
 
     def __init__(
         self, model: Any = None, *args: Any, method: Method | Callable[..., Method] | None = None, prunable: Any = None,
-        private: Any = None, classifier: Any = None, masks: Any = None, logits: Callable[[Any], Tensor] | None = None,
-        **options: Any,
+        private: Any = None, classifier: Any = None, masks: Any = None, logits: Callable[[Any], Tensor] = pick_logits,
+        valid: Callable[[Any, Batch], Tensor | None] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         if isinstance(model, SparseNet) and not isinstance(model, SparseModel):
             raise UserError("the model must be a plain one with method=…, or a SparseModel, got a SparseNet")
         super().__init__(model.model if isinstance(model, SparseNet) else model, *args, **options)
         refuse(self)
         self.method = method
-        self.choices = {"prunable": prunable, "private": private, "classifier": classifier, "masks": masks}
-        self.find_logits = logits
+        self.choices = {"prunable": prunable, "private": private, "classifier": classifier, "masks": masks,
+                        "logits": logits, "valid": valid}  # fmt: skip
         self._net = model if isinstance(model, SparseModel) else self.wrap()
         self.callback = SparsityCallback(self._net)
         self.callback.add_to(self)
@@ -110,9 +112,7 @@ class SparseTrainer(Trainer):
             method = method(steps=self.set_initial_training_values(self.args, self.get_train_dataloader())[-1])
         if not isinstance(method, Method):
             raise UserError(f"method must be a dcil.Method such as DCIL(sparsity=0.9, steps=10_000), got {method!r}")
-        net = SparseModel(self.model, method, logits=self.find_logits, **self.choices)
-        if self.label_smoother is not None:  # a cross-entropy, whatever the model's own loss is
-            net.recognised = True
+        net = SparseModel(self.model, method, **self.choices)
         self.model = self.model_wrapped = net.model
         return net
 
@@ -153,7 +153,8 @@ class SparseTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         plain = self.model
-        with zeros_in_place(self.net):
+        with zeros_in_place(self.net), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a checkpoint need not be as sparse as asked for
             if hasattr(plain, "merge_and_unload"):  # adapters alone would lose the zeros of what they adapt
                 self.model = merge(self.net)
             try:
@@ -169,8 +170,8 @@ class SparseTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         file = os.path.join(resume_from_checkpoint, STATE_FILE)
         if not os.path.exists(file):
-            raise UserError(f"a checkpoint of SparseTrainer must hold {STATE_FILE}, got {resume_from_checkpoint}: start "
-                            "from other weights with from_pretrained")  # fmt: skip
+            raise UserError(f"a checkpoint of SparseTrainer must hold {STATE_FILE}, got {resume_from_checkpoint}: "
+                            "start from other weights with from_pretrained")  # fmt: skip
         self.net.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
 
     def _load_best_model(self) -> None:
@@ -191,6 +192,7 @@ def refuse(trainer: Any) -> None:
         "fsdp": (args.fsdp, "shard with fully_shard in a loop of your own"),
         "n_gpu": (args.n_gpu > 1, "use torchrun, one process per GPU"),
         "use_liger_kernel": (args.use_liger_kernel, "it computes the loss without logits"),
+        "parallelism_config": (args.parallelism_config, "use torchrun without it"),
     }  # fmt: skip
     for name, (on, way_out) in refused.items():
         if on:
@@ -203,11 +205,11 @@ def over_paths(trainer: SparseTrainer, function: Callable[..., Tensor]) -> Calla
 
     def loss(outputs: Any, labels: Any, num_items_in_batch: Any = None, **more: Any) -> Tensor:
         net, batch = trainer.net, {"labels": labels}
-        if smoothing:  # Trainer decides this by the model's name, and sees the net's
-            more["shift_labels"] = net.shifted
+        if smoothing:  # a cross-entropy; Trainer decides by the name of the model what is shifted, and sees the net's
+            net.recognised, more["shift_labels"] = True, net.shifted
         if not net.training:
             return function(outputs, labels, num_items_in_batch=num_items_in_batch, **more)
-        share = 1 if num_items_in_batch is None else net.count(batch) / num_items_in_batch
+        share = 1 if num_items_in_batch is None else count_labels(batch, net.shifted_count) / num_items_in_batch
 
         def task(output: Any, target: Any) -> Tensor:
             return function(output, target, num_items_in_batch=num_items_in_batch, **more) / share

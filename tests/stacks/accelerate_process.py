@@ -1,0 +1,38 @@
+"""One of several processes of an accelerate loop; started by torchrun, see test_accelerate.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from hf_models import CASES, assert_gradients, batch_of, dataset_of, disturb, gradients, grads_of, model_of
+
+import dcil
+from dcil.integrations.accelerate import SparseModel
+
+
+def main(folder: Path) -> None:
+    name, data = "bert-classification", dataset_of("bert-classification", 16)
+    accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
+    net = SparseModel(model_of(name), dcil.DCIL(sparsity=0.5, steps=2, every=1, warmup=0.0))
+    disturb(net)
+    expected = gradients(net, CASES[name].rows, [batch_of(data[2 * i : 2 * i + 2]) for i in range(4)])
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    loader = torch.utils.data.DataLoader(data, batch_size=2)
+    model, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+    accelerator.unwrap_model(model).attach(optimizer)
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(**batch).loss)
+            if accelerator.sync_gradients and net.steps_done == 0:
+                assert_gradients(grads_of(net), expected)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert accelerator.num_processes == 2 and net.steps_done == 2 and net.sparsity == 0.5
+    torch.save(net.state_dict(), folder / f"{accelerator.process_index}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,34 @@
+"""One of several processes of a SparseTrainer; started by torchrun, see test_transformers.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from hf_models import CASES, Watch, arguments, assert_gradients, batch_of, dataset_of, disturb, gradients, model_of
+
+import dcil
+from dcil.integrations.transformers import SparseTrainer
+
+
+def main(folder: Path) -> None:
+    watch, data = Watch(), dataset_of("llama", 16)
+    settings = {"gradient_accumulation_steps": 2, "max_steps": 4, "train_sampling_strategy": "sequential"}
+    trainer = SparseTrainer(
+        model=model_of("llama"), method=dcil.DCIL(sparsity=0.5, steps=4, every=1, warmup=0.0),
+        args=arguments(folder, ddp_backend="gloo", **settings), train_dataset=data, callbacks=[watch],
+    )  # fmt: skip
+    watch.net = trainer.net
+    disturb(trainer.net)
+    expected = gradients(trainer.net, CASES["llama"].rows, [batch_of(data[2 * i : 2 * i + 2]) for i in range(4)])
+    trainer.train()
+    assert trainer.net.steps_done == 4
+    assert_gradients(watch.gradients[0], expected)
+    trainer.evaluate(data[:6])
+    trainer.save_model(str(folder / "saved"))
+    torch.save(trainer.net.state_dict(), folder / f"{trainer.args.process_index}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
