@@ -85,6 +85,11 @@ class SparseTrainer(Trainer):
     prunable, private, classifier, masks, logits, valid   as for SparseModel
     """
 
+    model: Any
+    model_wrapped: Any
+    label_smoother: Any
+    compute_loss_func: Any
+
     def __init__(
         self, model: Any = None, *args: Any, method: Method | Callable[..., Method] | None = None, prunable: Any = None,
         private: Any = None, classifier: Any = None, masks: Any = None, logits: Callable[[Any], Tensor] = pick_logits,
@@ -128,7 +133,8 @@ class SparseTrainer(Trainer):
     def create_optimizer(self, model: Any = None) -> Optimizer:
         plain, self.model = self.model, self.net
         try:
-            return super().create_optimizer()  # type: ignore[no-any-return]
+            optimizer: Optimizer = super().create_optimizer()
+            return optimizer
         finally:
             self.model = plain
 
