@@ -298,7 +298,7 @@ def test_metrics_have_the_parts_of_the_loss():
     assert found["loss/super"] == pytest.approx(cross_entropy(s, LABELS).item())
     assert found["loss/kl"] == pytest.approx(mutual(p, s).item())
     assert found["sparsity"] == net.sparsity
-    assert found["sparsity/mix.weight"] == 1 - int(net.masks["mix.weight"].sum()) / 36
+    assert found["layer_sparsity/mix.weight"] == 1 - int(net.masks["mix.weight"].sum()) / 36
     net.update_masks()
     assert {"flips/revived", "flips/dropped", "step"} <= net.metrics().keys()
     assert all(isinstance(value, (int, float)) for value in net.metrics().values())

@@ -140,7 +140,7 @@ def measure(
     if flips is not None:
         revived, dropped = flips.tolist()
         result |= {"flips/revived": float(revived), "flips/dropped": float(dropped)}
-    return result | {f"sparsity/{name}": 1 - found[name] / size for name, size in sizes.items()}
+    return result | {f"layer_sparsity/{name}": 1 - found[name] / size for name, size in sizes.items()}
 
 
 def read(*tensors: Tensor, device: torch.device) -> list[float]:

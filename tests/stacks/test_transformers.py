@@ -408,7 +408,7 @@ def test_loggers_get_the_metrics(tmp_path):
     events.Reload()
     tags = set(events.Tags()["scalars"])
     names = {"loss/pruned", "loss/super", "loss/kl", "kl_weight", "sparsity", "flips/revived", "flips/dropped"}
-    names |= {f"sparsity/{name}" for name in trainer.net.masks}
+    names |= {f"layer_sparsity/{name}" for name in trainer.net.masks}
     assert {f"train/{name}" for name in names} <= tags
     assert abs(events.Scalars("train/sparsity")[-1].value - trainer.net.sparsity) < 1e-6
     assert trainer.state.log_history[1]["loss/kl"] > 0
