@@ -60,7 +60,7 @@ class SparsityCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **objects: Any) -> None:
         if logs is not None and "loss" in logs:
             # One value per layer is for loggers; nobody reads it in a terminal.
-            shown = {k: v for k, v in self.net.metrics().items() if args.report_to or not k.startswith("layer_sparsity/")}
+            shown = {k: v for k, v in self.net.metrics().items() if args.report_to or not k.startswith("layer_")}
             shown.pop("step")
             logs |= shown
             state.log_history[-1] |= shown
