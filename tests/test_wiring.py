@@ -108,6 +108,25 @@ def test_a_fused_optimizer_that_skips_by_itself():
     assert net.steps_done == 1
 
 
+def test_steps_that_were_not_taken_do_not_count_by_hand_either():
+    net = make()
+    opt = sgd(net)
+    for micro in range(12):
+        backward(net)
+        if micro % 3 == 0:
+            opt.step()
+            opt.zero_grad()
+        net.step(opt)  # after every micro-batch, as a loop under accelerate has it
+    assert net.steps_done == 4
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    x, y = batch((2, 8, 8), dtype=torch.float)
+    scaler.scale(net.loss(net(x), y)).backward()
+    net.model[0].weight.grad[0] = torch.inf
+    scaler.step(opt)
+    net.step(opt)
+    assert net.steps_done == 4
+
+
 def test_attached_nets_refuse_step():
     net = make()
     opt = sgd(net)
@@ -253,6 +272,22 @@ def test_a_copy_of_the_net_loads_into_its_own_paths():
     twin.model.load_state_dict(other.state_dict())
     assert (twin.super.get_parameter("1.weight") == 3).all()
     assert torch.equal(net.super.get_parameter("1.weight"), before)
+
+
+def test_a_net_in_training_is_copied_and_pickled():
+    net = make()
+    opt = sgd(net)
+    one_step(net, opt)
+    net.step(opt)
+    file = io.BytesIO()
+    torch.save(net, file)
+    file.seek(0)
+    for twin in (copy.deepcopy(net), torch.load(file, weights_only=False)):
+        other = sgd(twin)
+        twin.attach(other)
+        one_step(twin, other)
+        assert twin.steps_done == 2
+    assert net.steps_done == 1
 
 
 def test_what_is_handed_back_is_free_of_dcil():

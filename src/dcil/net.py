@@ -142,22 +142,26 @@ class SparseNet(Paths):
 
         def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if not wiring.was_skipped(optimizer):
-                self._count_step(states)
+                self.count_step(states)
 
         self._attachment = found[-1].register_step_post_hook(after_step)
         return self._attachment
 
     def step(self, optimizer: Optimizer | None = None) -> Update | None:
-        """Count an optimizer step and update the masks when they are due; returns what changed, or None."""
+        """Count an optimizer step and update the masks when they are due; returns what changed, or None.
+
+        An optimizer that has not stepped since the last call, because gradients are accumulated or a GradScaler
+        skipped the step, counts nothing.
+        """
         if self._attachment is not None:
             raise UserError("net.step must not be called after net.attach(optimizer), which counts the steps")
-        if optimizer is not None:
-            self._checks.optimizer(self, optimizer)
-        return self._count_step(optimizer)
+        if optimizer is not None and not self._checks.took_step(self, optimizer):
+            return None
+        return self.count_step(optimizer)
 
     @torch.no_grad()
-    def _count_step(self, optimizer: Optimizer | None) -> Update | None:
-        """The only place where steps are counted: engines come here too, and it calls the observers."""
+    def count_step(self, optimizer: Optimizer | None) -> Update | None:
+        """Count a step that was taken: the only place that does. Engines call it, and it calls the observers."""
         self._checks.initialised(self.masks)
         self._steps_done += 1
         self.hooks.after_step(self.context(optimizer))

@@ -207,8 +207,15 @@ class Checks:
     def __init__(self) -> None:
         self.empty = False
         self.paths: set[str] = set()
-        self.optimizers: set[int] = set()
+        self.steps: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self.emptied = EmptiedLayers()
+
+    def __getstate__(self) -> bool:
+        return self.empty  # a copy checks everything again
+
+    def __setstate__(self, empty: bool) -> None:
+        self.__init__()  # type: ignore[misc]
+        self.empty = empty
 
     def new_phase(self, changed: bool) -> None:
         """Check the paths again when training begins again, since checkpointing may have been switched on."""
@@ -229,11 +236,21 @@ class Checks:
             refuse_checkpoints_in(output)
             self.paths.add(path)
 
-    def optimizer(self, net: nn.Module, optimizer: Optimizer) -> None:
-        """Check an optimizer when it is seen for the first time."""
-        if id(optimizer) not in self.optimizers:
-            check_optimizer(net, [unwrapped(optimizer)])
-            self.optimizers.add(id(optimizer))
+    def took_step(self, net: nn.Module, optimizer: Any) -> bool:
+        """Whether the optimizer has stepped since this was asked last; the first time it is taken to have."""
+        inner = unwrapped(optimizer)
+        if inner not in self.steps:
+            check_optimizer(net, [inner])
+            self.steps[inner] = True
+            steps = weakref.ref(self.steps)  # the optimizer must not keep the net alive
+
+            def note(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+                if (noted := steps()) is not None and not was_skipped(optimizer):
+                    noted[optimizer] = True
+
+            inner.register_step_post_hook(note)
+        stepped, self.steps[inner] = self.steps[inner], False
+        return stepped
 
     def kept(self, masks: Mapping[str, Tensor], step: int) -> None:
         """Warn of layers that an update left without weights."""

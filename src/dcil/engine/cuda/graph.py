@@ -83,7 +83,7 @@ class GraphEngine:
                 self.optimizer.param_groups[0]["lr"] = lr
             key = self.net.method.loss_key(self.net.steps_done)
             self.recording("train", size, key, partial(self.step, size))()
-            yield self.net.step(self.optimizer)
+            yield self.net.count_step(self.optimizer)
             if (i + 1) % CHECK_EVERY == 0:
                 self.check()
 
