@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcil.errors import UserError
+from dcil.sharding import like
 from dcil.weight import PrunableWeight
 
 State = dict[str, Tensor]
@@ -48,7 +49,7 @@ def gradient_of(layer: PrunableWeight) -> Tensor:
             f"{layer.name} must have a gradient for this criterion, got None: call net.step after backward() "
             "and before zero_grad()"
         )
-    return layer.weight.grad
+    return like(layer.weight.grad, layer.weight)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Granularities: what is pruned as one group. Weight scores -> group scores; kept groups -> mask.
 
-Both directions are about one layer; selection.py selects across layers in between.
+Both directions are about one layer; selection.py selects across layers in between. Where the scores are sharded and
+a group is a single weight, they stay as they are, in the weight's shape; groups that the shards may cut through are
+computed from a layer's gathered scores.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dcil.errors import UserError
+from dcil.sharding import is_sharded, like, whole
 from dcil.weight import PrunableWeight
 
 
@@ -28,7 +31,7 @@ class Granularity:
         return True
 
     def groups(self, layer: PrunableWeight, scores: Tensor) -> Tensor:
-        """Scores of the weight's shape -> one score per group, 1-D."""
+        """Scores of the weight's shape -> one score per group: 1-D, or sharded in the weight's shape."""
         raise NotImplementedError("abstract: a granularity defines groups")
 
     def mask(self, layer: PrunableWeight, kept: Tensor) -> Tensor:
@@ -37,7 +40,7 @@ class Granularity:
 
     def count_pruned(self, layer: PrunableWeight) -> tuple[int, int]:
         """How many groups of the layer are pruned, and how many it has (waits for the device)."""
-        kept = layer.rows(layer.mask).flatten()
+        kept = layer.rows(whole(layer.mask)).flatten()
         return int((~kept).sum()), kept.numel()
 
 
@@ -46,10 +49,12 @@ class Weight(Granularity):
     """Prune single weights: unstructured pruning."""
 
     def groups(self, layer: PrunableWeight, scores: Tensor) -> Tensor:
-        return layer.rows(scores).flatten()
+        if is_sharded(scores) and not layer.transposed:  # there the order of groups is that of the weight
+            return scores
+        return layer.rows(whole(scores)).flatten()
 
     def mask(self, layer: PrunableWeight, kept: Tensor) -> Tensor:
-        return layer.from_rows(kept)
+        return kept if is_sharded(kept) else layer.from_rows(kept)
 
 
 @dataclass(frozen=True)
@@ -61,13 +66,13 @@ class Filter(Granularity):
 
     def groups(self, layer: PrunableWeight, scores: Tensor) -> Tensor:
         # Summed in double so that the order of summation, which differs by device, cannot change the ranking.
-        return layer.rows(scores).double().mean(dim=1).float()
+        return layer.rows(whole(scores)).double().mean(dim=1).float()
 
     def mask(self, layer: PrunableWeight, kept: Tensor) -> Tensor:
-        return layer.from_rows(kept[:, None].expand_as(layer.rows(layer.mask)))
+        return layer.from_rows(kept[:, None].expand(-1, layer.weight.numel() // len(kept)))
 
     def count_pruned(self, layer: PrunableWeight) -> tuple[int, int]:
-        kept = layer.rows(layer.mask).any(1)
+        kept = layer.rows(whole(layer.mask)).any(1)
         return int((~kept).sum()), kept.numel()
 
 
@@ -94,11 +99,16 @@ class NM(Granularity):
         return not layer.transposed and not layer.stacked and layer.weight.shape[1] % self.m == 0
 
     def groups(self, layer: PrunableWeight, scores: Tensor) -> Tensor:
-        along = scores.movedim(1, -1).reshape(-1, self.m)
+        along = whole(scores).movedim(1, -1).reshape(-1, self.m)
         order = along.argsort(dim=1, descending=True, stable=True)
         safe = torch.zeros_like(along, dtype=torch.bool).scatter_(1, order[:, : self.n], True)
-        return along.masked_fill(safe, torch.inf).flatten()
+        found = along.masked_fill(safe, torch.inf)
+        if is_sharded(scores) and scores.dim() == 2:  # there the order of groups is that of the weight
+            return like(found.view(scores.shape), scores)
+        return found.flatten()
 
     def mask(self, layer: PrunableWeight, kept: Tensor) -> Tensor:
-        shape = layer.weight.movedim(1, -1).shape
-        return kept.reshape(shape).movedim(-1, 1)
+        if is_sharded(kept):
+            return kept
+        outputs, inputs, *places = layer.weight.shape
+        return kept.reshape(outputs, *places, inputs).movedim(-1, 1)

@@ -75,4 +75,5 @@ class AutoPrune(Method):
 
     def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
         # Monotone and never negative, as rankings want it.
-        return torch.sigmoid(state[f"indicator.{layer.name}"].detach().double()).float().flatten()
+        scores = torch.sigmoid(state[f"indicator.{layer.name}"].detach().double()).float()
+        return self.granularity.groups(layer, scores)

@@ -15,6 +15,7 @@ from dcil.methods.zeroed import Zeroed, zero_pruned
 from dcil.schedule import Constant, Schedule, Timeline
 from dcil.scope import Scope, Uniform, apportion
 from dcil.selection import largest_among
+from dcil.sharding import count_true, like
 from dcil.weight import PrunableWeight
 
 
@@ -81,7 +82,8 @@ class DropAndGrow(Zeroed):
     def noise(self, context: StepContext) -> list[Tensor]:
         """Uniform random numbers for every weight; they depend on the seed and the step only, on every machine."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + context.step)
-        return [torch.rand(layer.weight.shape, generator=generator).to(layer.weight.device) for layer in context.layers]
+        weights = [layer.weight for layer in context.layers]
+        return [like(torch.rand(w.shape, generator=generator).to(w.device), w) for w in weights]
 
 
 def largest_weights(layer: PrunableWeight, count: int) -> Tensor:
@@ -91,5 +93,5 @@ def largest_weights(layer: PrunableWeight, count: int) -> Tensor:
 
 def count_kept(masks: Sequence[Tensor]) -> list[int]:
     """Kept weights of each mask (waits for the device)."""
-    found: list[int] = torch.stack([mask.sum() for mask in masks]).tolist()
+    found: list[int] = count_true(masks).tolist()
     return found

@@ -10,6 +10,7 @@ from torch import Tensor
 from dcil.criteria import State
 from dcil.methods.filters_per_epoch import FiltersPerEpoch
 from dcil.methods.zeroed import Zeroed
+from dcil.sharding import whole
 from dcil.weight import PrunableWeight
 
 
@@ -27,5 +28,5 @@ class FPGM(FiltersPerEpoch, Zeroed):
     """
 
     def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
-        rows = layer.rows(layer.weight.detach()).double()
+        rows = layer.rows(whole(layer.weight.detach())).double()
         return torch.cdist(rows, rows).sum(1).float()

@@ -11,6 +11,7 @@ from dcil.criteria import State
 from dcil.granularity import Filter, Granularity
 from dcil.methods.oneshot import OneShot
 from dcil.scope import Scope, Uniform
+from dcil.sharding import whole
 from dcil.weight import PrunableWeight
 
 
@@ -36,4 +37,4 @@ class L1Filter(OneShot):
         return not self.inner or ".conv1." in name
 
     def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
-        return layer.rows(layer.weight.detach()).double().abs().sum(1).float()
+        return layer.rows(whole(layer.weight.detach())).double().abs().sum(1).float()

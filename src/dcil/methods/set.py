@@ -36,8 +36,8 @@ class SET(DropAndGrow):
         stay = []
         for layer in context.layers:
             w, kept = layer.weight.detach(), layer.mask.clone()
-            for side in (layer.mask & (w > 0), layer.mask & (w < 0)):
-                number = int(side.sum())
+            sides = [layer.mask & (w > 0), layer.mask & (w < 0)]
+            for side, number in zip(sides, count_kept(sides), strict=True):
                 kept &= ~side | largest_among(side, w.abs(), number - int(self.zeta * number))
             stay.append(kept)
         return stay

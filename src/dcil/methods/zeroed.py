@@ -9,6 +9,7 @@ import torch
 
 from dcil.method import Method, StepContext
 from dcil.optimizer_state import state_tensors
+from dcil.sharding import local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,4 +47,4 @@ def zero_pruned(context: StepContext, momentum: bool = True) -> None:
             found = state_tensors(context.optimizer, layer.weight)
             tensors += found
             masks += [layer.mask] * len(found)
-    torch._foreach_mul_(tensors, masks)
+    torch._foreach_mul_([local(tensor) for tensor in tensors], [local(mask) for mask in masks])

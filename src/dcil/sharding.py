@@ -1,0 +1,85 @@
+"""Sharding: tensors of which each process holds a part (DTensor), as FSDP2 and tensor parallel make of the weights.
+
+A mask is sharded exactly as its weight, so what is elementwise works on the parts as they are. A number that is read
+back is not: torch gives the sum of a sharded tensor as this process's part of it. Count with ``count_true``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_sharded(tensor: object) -> TypeGuard[DTensor]:
+    """Whether the tensor is a DTensor. Its module takes a second to import and is there where DTensors are."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part, sharing its memory; a plain tensor as it is."""
+    return tensor.to_local().detach() if is_sharded(tensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The gathered tensor; a plain one as it is. Every process must call it."""
+    if not is_sharded(tensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.full_tensor()
+
+
+def like(tensor: Tensor, other: Tensor) -> Tensor:
+    """``tensor`` as ``other`` is held: this process's part where that is sharded, whole where that is not."""
+    if not is_sharded(other):
+        return whole(tensor)
+    if is_sharded(tensor) and same_layout(tensor, other):
+        return tensor
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = other.device_mesh
+    everywhere = DTensor.from_local(whole(tensor), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    placed: Tensor = everywhere.redistribute(placements=other.placements)  # takes a part: no communication
+    return placed
+
+
+def same_layout(a: DTensor, b: DTensor) -> bool:
+    """Whether each process holds the same part of both."""
+    return a.device_mesh == b.device_mesh and a.placements == b.placements
+
+
+# -- counting --------------------------------------------------------------------------------------------------------
+
+
+def layout(tensor: Tensor) -> Hashable:
+    """What ``add_up`` depends on: the mesh and the dimensions of it that shard the tensor; None of a plain tensor."""
+    if not is_sharded(tensor):
+        return None
+    return tensor.device_mesh, tuple(not placement.is_replicate() for placement in tensor.placements)
+
+
+def add_up(counts: Tensor, like: Tensor) -> Tensor:
+    """Sum what each process counted in its part of ``like``; replicas of a part count once."""
+    if is_sharded(like):
+        for dim, placement in enumerate(like.placements):
+            if not placement.is_replicate():
+                dist.all_reduce(counts, group=like.device_mesh.get_group(dim))
+    return counts
+
+
+def count_true(masks: Sequence[Tensor]) -> Tensor:
+    """How many elements of each mask are True, over all processes; on the device, a plain tensor."""
+    counts = torch.stack([local(mask).sum() for mask in masks])
+    for key in dict.fromkeys(map(layout, masks)):
+        same = [i for i, mask in enumerate(masks) if layout(mask) == key]
+        if key is not None:
+            counts[same] = add_up(counts[same], masks[same[0]])
+    return counts
