@@ -26,6 +26,8 @@ class Criterion:
 
     #: True where ``score`` is made of tensor operations on the device alone, so that an engine may record it.
     recordable: ClassVar[bool] = False
+    #: True where it is elementwise, so that it is right on sharded weights.
+    shards: ClassVar[bool] = False
 
     def init_state(self, layers: Sequence[PrunableWeight]) -> State:
         """Create the tensors that ``observe`` accumulates into."""
@@ -57,6 +59,7 @@ class Magnitude(Criterion):
     """w^2, the L2 criterion of DPF and DCIL. Its mean over a filter is that filter's score."""
 
     recordable: ClassVar[bool] = True
+    shards: ClassVar[bool] = True
 
     def score(self, layer: PrunableWeight, state: State) -> Tensor:
         weight = layer.weight.detach()
@@ -68,6 +71,7 @@ class Gradient(Criterion):
     """|g|: what the loss gains at first order when the weight is moved (the DCIL authors' option ``grad``)."""
 
     recordable: ClassVar[bool] = True
+    shards: ClassVar[bool] = True
 
     def score(self, layer: PrunableWeight, state: State) -> Tensor:
         return gradient_of(layer).float().abs()
@@ -78,6 +82,7 @@ class Taylor(Criterion):
     """|w * g|: what the loss changes at first order when the weight is pruned (the DCIL authors' option ``syn``)."""
 
     recordable: ClassVar[bool] = True
+    shards: ClassVar[bool] = True
 
     def score(self, layer: PrunableWeight, state: State) -> Tensor:
         return (layer.weight.detach() * gradient_of(layer)).float().abs()
@@ -94,6 +99,7 @@ class OBD(Criterion):
     decay: float = 0.99
 
     recordable: ClassVar[bool] = True
+    shards: ClassVar[bool] = True
 
     def init_state(self, layers: Sequence[PrunableWeight]) -> State:
         return {f"fisher.{layer.name}": torch.zeros_like(layer.weight) for layer in layers}

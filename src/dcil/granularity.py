@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dcil.errors import UserError
-from dcil.sharding import is_sharded, like, whole
+from dcil.sharding import count_true, is_sharded, like, whole
 from dcil.weight import PrunableWeight
 
 
@@ -40,8 +40,7 @@ class Granularity:
 
     def count_pruned(self, layer: PrunableWeight) -> tuple[int, int]:
         """How many groups of the layer are pruned, and how many it has (waits for the device)."""
-        kept = layer.rows(whole(layer.mask)).flatten()
-        return int((~kept).sum()), kept.numel()
+        return layer.mask.numel() - int(count_true([layer.mask])), layer.mask.numel()
 
 
 @dataclass(frozen=True)

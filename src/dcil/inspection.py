@@ -12,6 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from dcil.method import Method
 from dcil.partition import packed_weights
+from dcil.sharding import count_true
 from dcil.weight import PrunableWeight
 
 UNKNOWN = "unknown layer"
@@ -121,17 +122,17 @@ def count_groups(method: Method, layers: Sequence[PrunableWeight]) -> tuple[int,
 
 def find_empty(layers: Sequence[PrunableWeight]) -> list[str]:
     """The names of layers that lost every weight (waits for the device)."""
-    alive = torch.stack([layer.mask.any() for layer in layers]).tolist()
-    return [layer.name for layer, any_kept in zip(layers, alive, strict=True) if not any_kept]
+    counts = count_true([layer.mask for layer in layers]).tolist()
+    return [layer.name for layer, kept in zip(layers, counts, strict=True) if not kept]
 
 
 def measure(
-    step: int, masks: Mapping[str, Tensor], parts: Mapping[str, Tensor | float], flips: Tensor | None
+    step: int, masks: Mapping[str, Tensor], counts: Tensor, parts: Mapping[str, Tensor | float], flips: Tensor | None
 ) -> dict[str, float]:
-    """The metrics of a training as a flat dict, read from the device at once."""
-    kept = {name: mask.sum() for name, mask in masks.items()}
+    """The metrics of a training as a flat dict, read from the device at once; ``counts`` are those of kept weights."""
+    kept = dict(zip(masks, counts, strict=True))
     values = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
-    device = next(iter(masks.values())).device
+    device = counts.device
     found = dict(zip((*kept, *values), read(*kept.values(), *values.values(), device=device), strict=True))
     sizes = {name: mask.numel() for name, mask in masks.items()}
     result: dict[str, float] = {"step": step}

@@ -11,6 +11,7 @@ from torch import Tensor
 from dcil.errors import UserError, unknown
 from dcil.inspection import count_groups
 from dcil.method import Method
+from dcil.sharding import like
 from dcil.weight import PrunableWeight
 
 
@@ -23,7 +24,8 @@ def take_masks(masks: str | Mapping[str, Tensor], method: Method, layers: Sequen
     if isinstance(masks, Mapping):
         check_masks(masks, layers)
     for layer in layers:
-        layer.mask.copy_(layer.weight != 0 if isinstance(masks, str) else masks.get(layer.name, layer.mask))
+        mask = layer.weight != 0 if isinstance(masks, str) else masks.get(layer.name, layer.mask)
+        layer.mask.copy_(like(mask.to(layer.mask.device), layer.mask))
     pruned, groups = count_groups(method, layers)
     found = min(pruned / max(1, groups), method.sparsity)
     return replace(method, initial_sparsity=max(method.initial_sparsity, found))

@@ -18,6 +18,7 @@ from dcil.granularity import Filter, Granularity, Weight
 from dcil.schedule import Cubic, Schedule, Timeline
 from dcil.scope import Global, Scope
 from dcil.selection import count_changes, select
+from dcil.sharding import like
 from dcil.task import Objective, Task
 from dcil.weight import PrunableWeight
 
@@ -73,6 +74,7 @@ DECLARES = {
     "loss_key": ("prepare", "view", "loss", "after_step"),
     "view_key": ("view",),
     "update_key": ("update", "group_scores"),
+    "shards": ("prepare", "view", "init_state", "start", "after_step", "update", "group_scores"),
 }
 
 
@@ -222,7 +224,7 @@ class Method:
         scores = [self.group_scores(layer, context.state) for layer in layers]
         kept = select(scores, self.sparsity_at(context.step), self.scope, layers, self.min_kept)
         for layer, groups in zip(layers, kept, strict=True):
-            layer.mask.copy_(self.granularity.mask(layer, groups))
+            layer.mask.copy_(like(self.granularity.mask(layer, groups), layer.mask))
 
     def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
         """One score per group of the layer, 1-D."""
@@ -281,6 +283,12 @@ class Method:
         if not self.criterion.recordable:
             return None
         return Selection(self.sparsity_at(step), self.granularity, self.criterion, self.scope, self.min_kept)
+
+    # -- where weights are sharded (FSDP2, tensor parallel) ----------------------------------------------------------
+
+    def shards(self) -> bool:
+        """Whether the hooks are right on sharded weights: nothing read back but through sharding.count_true."""
+        return self.criterion.shards
 
 
 def _undeclared(self: Method, *args: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +13,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from dcil import identity, inspection, wiring
+from dcil import fsdp, identity, inspection, wiring
 from dcil.errors import UserError
 from dcil.masks import take_masks
 from dcil.method import Method, StepContext, StepHooks
 from dcil.naming import rename_old_keys
 from dcil.partition import Choice
 from dcil.paths import Paths
+from dcil.sharding import whole
 from dcil.task import Objective, Task, find_logits
 
 
@@ -81,6 +81,8 @@ class SparseNet(Paths):
         self._parts: Mapping[str, Tensor | float] = {}
         self._last_update: Update | None = None
         wiring.CopyOnLoad(self).register()
+        self.register_state_dict_pre_hook(follow_shards)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(follow_shards)  # type: ignore[no-untyped-call]
         self.reset(masks)
         self.train()
         for doubt in self.summary().doubts:
@@ -175,7 +177,7 @@ class SparseNet(Paths):
         update = Update(self._steps_done, self.hooks.update_masks(self.context(optimizer)))
         self._last_update = update
         if self.warn_of_empty_layers:
-            self._checks.kept(self.masks, self._steps_done)
+            self._checks.kept(list(self.masks), self.kept, self._steps_done)
         for observer in self._observers:
             observer.after_update(update)
         return update
@@ -186,6 +188,7 @@ class SparseNet(Paths):
 
     def context(self, optimizer: Optimizer | None) -> StepContext:
         """What the method's hooks work on, now: a layer that was frozen after wrapping keeps its mask."""
+        follow_shards(self)
         always = self._partition.frozen
         layers = [layer for layer in self.layers if layer.weight.requires_grad or layer.name in always]
         if self.method.draws_masks and len(layers) < len(self._partition.prunable):
@@ -205,7 +208,7 @@ class SparseNet(Paths):
     def sparsity(self) -> float:
         """The exact fraction of the prunable weights that is pruned now (waits for the device)."""
         total = sum(mask.numel() for mask in self.masks.values())
-        return 1 - int(torch.stack([mask.sum() for mask in self.masks.values()]).sum()) / total
+        return 1 - int(self.kept.sum()) / total
 
     def summary(self) -> inspection.Summary:
         """What is prunable, private and left dense, as a table when printed."""
@@ -215,7 +218,7 @@ class SparseNet(Paths):
     def metrics(self) -> dict[str, float]:
         """Loss parts, KL weight, sparsity in all and by layer, flips of the last update (waits for the device)."""
         flips = None if self._last_update is None else self._last_update.changes
-        return inspection.measure(self._steps_done, self.masks, self._parts, flips)
+        return inspection.measure(self._steps_done, self.masks, self.kept, self._parts, flips)
 
     def groups(self) -> tuple[int, int]:
         """How many of the groups that the method prunes (weights, filters) are pruned, and how many there are."""
@@ -231,15 +234,19 @@ class SparseNet(Paths):
 
     @torch.no_grad()
     def finalize(self) -> nn.Module:
-        """The pruned net as a module of your own class, with your own keys and zeros in place; in eval mode."""
+        """The pruned net as a module of your own class, with your own keys and zeros in place; in eval mode.
+
+        Of a sharded net every process gets all of it, in plain tensors; all of them must call this.
+        """
+        follow_shards(self)
         for note in self.notes():
             warnings.warn(note, stacklevel=3)  # past no_grad
         # Tensors that a forward pass left on a module cannot be copied with their history.
         stray = [v for m in self.model.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf]
-        model = copy.deepcopy(self.model, {id(v): v.detach().clone() for v in stray}).eval()
+        model = fsdp.copied(self.model, {id(v): v.detach().clone() for v in stray}, gather=True).eval()
         wiring.CopyOnLoad.remove(model)
         for name, mask in self.masks.items():
-            model.get_parameter(name).masked_fill_(~mask, 0)
+            model.get_parameter(name).masked_fill_(~whole(mask), 0)
         return model
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -282,3 +289,9 @@ class SparseNet(Paths):
 
     def extra_repr(self) -> str:
         return f"method={self.method}, prunable={list(self._partition.prunable)}, steps_done={self._steps_done}"
+
+
+def follow_shards(net: SparseNet, *_: Any) -> None:
+    """Called before a state dict is read or written, and by what works on the weights outside of a forward pass."""
+    fsdp.reshard(net)
+    net.follow_shards()

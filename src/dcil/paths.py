@@ -5,19 +5,20 @@ Pruned weights and masks are shared by the paths; each further path has norm lay
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dcil import views, wiring
+from dcil import fsdp, views, wiring
 from dcil.errors import UserError, unknown
 from dcil.method import Method
 from dcil.naming import ASKED, Nested, answer
 from dcil.partition import Choice, divide
+from dcil.sharding import Counts, is_sharded, like, must_follow
 from dcil.weight import PrunableWeight
 
 Self = TypeVar("Self", bound="Paths")
@@ -53,13 +54,13 @@ class Paths(nn.Module):
         owned = self._private_modules()
         for path in list(method.paths)[1:]:
             self.add_module(path, Nested())
-            for name, module in copy.deepcopy(owned).items():  # all at once, so that what is tied stays tied
+            for name, module in fsdp.copied(owned).items():  # all at once, so that what is tied stays tied
                 self._private(path).put(name, module)
         own = {id(t) for module in owned.values() for t in (*module.parameters(), *module.buffers())}
         parameters, buffers = self.model.named_parameters(), self.model.named_buffers()
         self._shared = [n for n, p in parameters if n not in self._partition.prunable and id(p) not in own]
         self._shared_buffers = [n for n, b in buffers if id(b) not in own]
-        self._checks = wiring.Checks()
+        self._checks, self._counts = wiring.Checks(), Counts()
 
     def train(self: Self, mode: bool = True) -> Self:
         self._checks.new_phase(mode != self.training)
@@ -81,8 +82,11 @@ class Paths(nn.Module):
         if name not in self.method.paths:
             raise unknown("path", name, self.method.paths)
         self._checks.initialised(self.masks)
-        seen = self.tensors(name)
-        with wiring.checkpointing_refused():
+        blocks = fsdp.find_blocks(self)
+        if blocks:
+            self.follow_shards()
+        seen = self.tensors(name, fsdp.names_outside(self.model, blocks))
+        with wiring.checkpointing_refused(), fsdp.substituted(blocks, lambda names: self.tensors(name, names)):
             output = functional_call(self.model, seen, args, kwargs)
         self._checks.output(name, output)
         if name != "pruned":  # a module that assigned its buffer anew left the new one in ``seen``
@@ -91,19 +95,26 @@ class Paths(nn.Module):
                     buffer.copy_(new.detach())
         return output
 
-    def tensors(self, path: str) -> dict[str, Tensor]:
-        """What the model's layers compute with on ``path`` instead of their own tensors."""
+    def tensors(self, path: str, names: Container[str] | None = None) -> dict[str, Tensor]:
+        """What the model's layers compute with on ``path`` instead of their own tensors; all of it, or ``names``."""
+
+        def wants(name: str) -> bool:
+            return names is None or name in names
+
+        wanted = map(self.layer, filter(wants, self._partition.prunable))
+        layers = [replace(layer, mask=like(layer.mask, layer.weight)) for layer in wanted]
         if path == "pruned" and not self.training:  # the product is M * W, whatever the method trains with
-            seen = {layer.name: views.kept(layer.weight, layer.mask) for layer in self.layers}
+            seen = {layer.name: views.kept(layer.weight, layer.mask) for layer in layers}
         else:
-            seen = {layer.name: self.method.view(path, layer, self.state) for layer in self.layers}
+            seen = {layer.name: self.method.view(path, layer, self.state) for layer in layers}
         if path != "pruned":
-            seen |= {name: self.model.get_parameter(name).detach() for name in self._shared}
-            seen |= {name: self.model.get_buffer(name).clone() for name in self._shared_buffers}
             private = self._private(path)
+            seen |= {name: self.model.get_parameter(name).detach() for name in self._shared if wants(name)}
+            seen |= {name: self.model.get_buffer(name).clone() for name in self._shared_buffers if wants(name)}
             for name, tensor in private.named_parameters():  # what is frozen in the model is frozen on every path
-                seen[name] = tensor if self.model.get_parameter(name).requires_grad else tensor.detach()
-            seen |= dict(private.named_buffers())
+                if wants(name):
+                    seen[name] = tensor if self.model.get_parameter(name).requires_grad else tensor.detach()
+            seen |= {name: buffer for name, buffer in private.named_buffers() if wants(name)}
         return seen
 
     def _private(self, path: str) -> Nested:
@@ -125,10 +136,12 @@ class Paths(nn.Module):
     @property
     def layers(self) -> list[PrunableWeight]:
         """The prunable weights with their masks: live tensors."""
-        return [
-            PrunableWeight(name, self.model.get_parameter(name), self._masks.get_buffer(name), **vars(layout))
-            for name, layout in self._partition.prunable.items()
-        ]
+        return [self.layer(name) for name in self._partition.prunable]
+
+    def layer(self, name: str) -> PrunableWeight:
+        """The prunable weight of that name with its mask: live tensors."""
+        layout = self._partition.prunable[name]
+        return PrunableWeight(name, self.model.get_parameter(name), self._masks.get_buffer(name), **vars(layout))
 
     @property
     def masks(self) -> dict[str, Tensor]:
@@ -139,3 +152,19 @@ class Paths(nn.Module):
     def state(self) -> dict[str, Tensor]:
         """The method's tensors by name, live."""
         return dict(self._state.named_buffers())
+
+    @property
+    def kept(self) -> Tensor:
+        """How many weights each mask keeps. Of sharded masks, after an update, one process may read it alone."""
+        return self._counts.of(list(self.masks.values()))
+
+    def follow_shards(self) -> None:
+        """Shard the masks and the method's tensors as the weights are, which may have been sharded after wrapping."""
+        for layer in self.layers:
+            if is_sharded(layer.weight):
+                fsdp.check_method(self.method)
+            if must_follow(layer.mask, layer.weight):
+                self._masks.put(layer.name, like(layer.mask, layer.weight))
+                for name, tensor in self.state.items():
+                    if name.endswith(f".{layer.name}") and tensor.shape == layer.weight.shape:
+                        self._state.put(name, like(tensor, layer.weight))

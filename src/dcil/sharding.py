@@ -56,6 +56,16 @@ def same_layout(a: DTensor, b: DTensor) -> bool:
     return a.device_mesh == b.device_mesh and a.placements == b.placements
 
 
+def must_follow(tensor: Tensor, weight: Tensor) -> bool:
+    """Whether the weight has been sharded, or sharded further, since ``tensor`` was placed as it.
+
+    The other way round it is only gathered for the time of a forward pass.
+    """
+    if not is_sharded(weight):
+        return False
+    return not is_sharded(tensor) or weight.device_mesh.ndim > tensor.device_mesh.ndim
+
+
 # -- counting --------------------------------------------------------------------------------------------------------
 
 
@@ -83,3 +93,20 @@ def count_true(masks: Sequence[Tensor]) -> Tensor:
         if key is not None:
             counts[same] = add_up(counts[same], masks[same[0]])
     return counts
+
+
+class Counts:
+    """Counts of masks, remembered while they do not change: what all processes counted, one may read alone."""
+
+    def __init__(self) -> None:
+        self.versions: list[tuple[int, int]] = []
+        self.counts: Tensor | None = None
+
+    def of(self, masks: Sequence[Tensor]) -> Tensor:
+        """``count_true(masks)``."""
+        if not any(map(is_sharded, masks)):  # counted at once; and a recorded update changes no version
+            return count_true(masks)
+        versions = [(id(mask), mask._version) for mask in masks]  # a part's own version does not change
+        if self.counts is None or versions != self.versions:
+            self.versions, self.counts = versions, count_true(masks)
+        return self.counts

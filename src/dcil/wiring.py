@@ -172,11 +172,10 @@ class EmptiedLayers:
         self.known: set[str] = set()
         self.arriving: tuple[list[str], int, Tensor, torch.cuda.Event] | None = None
 
-    def check(self, kept: Mapping[str, Tensor], step: int) -> None:
-        """Take whether each layer has weights left after a mask update; never waits for the device."""
-        counts = torch.stack(list(kept.values()))
+    def check(self, names: Sequence[str], counts: Tensor, step: int) -> None:
+        """Take the number of weights that each layer has left after a mask update; never waits for the device."""
         if not counts.is_cuda:
-            self.warn(list(kept), step, counts)
+            self.warn(names, step, counts)
             return
         if self.arriving is not None and self.arriving[3].query():  # type: ignore[no-untyped-call]
             self.warn(*self.arriving[:3])
@@ -185,7 +184,7 @@ class EmptiedLayers:
             host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True).copy_(counts, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-            self.arriving = (list(kept), step, host, event)
+            self.arriving = (list(names), step, host, event)
 
     def warn(self, names: Sequence[str], step: int, counts: Tensor) -> None:
         for name, count in zip(names, counts.tolist(), strict=True):
@@ -252,6 +251,6 @@ class Checks:
         stepped, self.steps[inner] = self.steps[inner], False
         return stepped
 
-    def kept(self, masks: Mapping[str, Tensor], step: int) -> None:
+    def kept(self, names: Sequence[str], counts: Tensor, step: int) -> None:
         """Warn of layers that an update left without weights."""
-        self.emptied.check({name: mask.any() for name, mask in masks.items()}, step)
+        self.emptied.check(names, counts, step)

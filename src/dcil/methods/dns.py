@@ -88,3 +88,6 @@ class DNS(Method):
         """|w| / 0.9 where kept, |w| / 1.1 where cut: exactly the weights with a score up to t are cut by t."""
         size = layer.weight.detach().float().abs()
         return self.granularity.groups(layer, torch.where(layer.mask, size / 0.9, size / 1.1))
+
+    def shards(self) -> bool:
+        return self.criterion.shards and self.c is None  # the mean of a layer's weights is not elementwise

@@ -36,3 +36,6 @@ class FiltersPerEpoch(Method):
 
     def start(self, context: StepContext) -> None:
         self.update(context)
+
+    def shards(self) -> bool:
+        return self.criterion.shards

@@ -30,3 +30,6 @@ class FPGM(FiltersPerEpoch, Zeroed):
     def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
         rows = layer.rows(whole(layer.weight.detach())).double()
         return torch.cdist(rows, rows).sum(1).float()
+
+    def shards(self) -> bool:
+        return self.criterion.shards

@@ -38,3 +38,6 @@ class L1Filter(OneShot):
 
     def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
         return layer.rows(whole(layer.weight.detach())).double().abs().sum(1).float()
+
+    def shards(self) -> bool:
+        return self.criterion.shards

@@ -50,6 +50,9 @@ class OneShot(Zeroed):
         if self.fresh:
             reset_state(context.optimizer, context.model)
 
+    def shards(self) -> bool:
+        return self.criterion.shards
+
     def phases(self) -> tuple[Phase, ...]:
         ends = [*self.prunings, self.steps]
         first = Phase("train", ends[0])

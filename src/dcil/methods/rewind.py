@@ -80,3 +80,6 @@ class Rewind(Zeroed):
                 tensor.copy_(context.state[f"early.{name}"])
         zero_pruned(context)
         reset_state(context.optimizer, context.model)
+
+    def shards(self) -> bool:
+        return self.criterion.shards and not self.weights

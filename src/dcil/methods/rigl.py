@@ -61,3 +61,6 @@ class RigL(DropAndGrow):
     def grown(self, context: StepContext, stay: Sequence[Tensor]) -> list[Tensor]:
         places = zip(context.layers, stay, self.moved(context), strict=True)
         return [largest_among(~kept, gradient_of(layer).abs(), moved) for layer, kept, (_, moved) in places]
+
+    def shards(self) -> bool:
+        return self.criterion.shards

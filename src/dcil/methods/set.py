@@ -46,3 +46,6 @@ class SET(DropAndGrow):
         had, left = count_kept([layer.mask for layer in context.layers]), count_kept(stay)
         places = zip(stay, self.noise(context), had, left, strict=True)
         return [largest_among(~kept, noise, old - new) for kept, noise, old, new in places]
+
+    def shards(self) -> bool:
+        return self.criterion.shards

@@ -29,3 +29,6 @@ class SFP(FiltersPerEpoch):
     def update(self, context: StepContext) -> None:
         super().update(context)
         zero_pruned(context, momentum=False)
+
+    def shards(self) -> bool:
+        return self.criterion.shards

@@ -37,6 +37,9 @@ class Zeroed(Method):
         selection = super().update_key(step)
         return None if selection is None else ("zeroed", selection)
 
+    def shards(self) -> bool:
+        return self.criterion.shards
+
 
 def zero_pruned(context: StepContext, momentum: bool = True) -> None:
     """Zero the pruned weights and, with ``momentum``, the optimizer's state of them."""

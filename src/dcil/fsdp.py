@@ -1,0 +1,186 @@
+"""FSDP2: a path through a network whose blocks are gathered and freed by ``fully_shard``, and copies of such a network.
+
+``fully_shard`` puts a block's gathered parameters in place when the block is called, over whatever stands there. So
+the tensors of a path are put in after that, and taken out before the block is freed again.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from dcil.errors import UserError
+from dcil.method import Method
+from dcil.sharding import is_sharded, whole
+
+#: In the names of the attributes by which fully_shard knows its modules.
+COMPOSABLE = "__composable_api"
+Copied = TypeVar("Copied", nn.Module, dict[str, nn.Module])
+#: (module, key, name): a parameter's place, and the first name that the model has for it.
+Place = tuple[nn.Module, str, str]
+
+
+def is_block(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on the module."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def find_blocks(net: nn.Module) -> dict[nn.Module, list[Place]]:
+    """The modules of ``net.model``, itself included, that ``fully_shard`` was called on, with their parameters."""
+    model = net.get_submodule("model")
+    if "torch.distributed.fsdp" not in sys.modules or not any(map(is_block, model.modules())):
+        return {}
+    names = {id(p): name for name, p in model.named_parameters()}
+    found: dict[nn.Module, list[Place]] = {}
+
+    def visit(module: nn.Module, block: nn.Module | None) -> None:
+        block = module if is_block(module) else block
+        if block is not None:
+            own = [(module, key, names[id(p)]) for key, p in module._parameters.items() if p is not None]
+            found.setdefault(block, []).extend(own)
+        for child in module.children():
+            visit(child, block)
+
+    visit(model, None)
+    check_blocks(net, found)
+    return found
+
+
+def names_outside(model: nn.Module, blocks: Mapping[nn.Module, list[Place]]) -> set[str] | None:
+    """The names of the model's tensors that are in none of the blocks; None where there are no blocks."""
+    if not blocks:
+        return None
+    inside = {name for places in blocks.values() for _, _, name in places}
+    every = itertools.chain(model.named_parameters(), model.named_buffers())
+    return {name for name, _ in every} - inside
+
+
+@contextmanager
+def substituted(
+    blocks: Mapping[nn.Module, list[Place]], tensors: Callable[[Collection[str]], Mapping[str, Tensor]]
+) -> Iterator[None]:
+    """While the context is open, each block computes with ``tensors(names of its parameters)``."""
+    replaced: dict[nn.Module, list[tuple[nn.Module, str, nn.Parameter | None]]] = {}
+
+    def enter(block: nn.Module, args: object) -> None:
+        places = blocks[block]
+        replaced[block] = [(module, key, module._parameters[key]) for module, key, _ in places]
+        seen = tensors({name for _, _, name in places})
+        for module, key, name in places:
+            if name in seen:
+                module._parameters[key] = in_place_of(module._parameters[key], seen[name])  # type: ignore[assignment]
+
+    def leave(block: nn.Module, args: object, output: object) -> None:
+        for module, key, parameter in replaced.pop(block, []):
+            module._parameters[key] = parameter
+
+    with ExitStack() as stack:
+        for block in blocks:  # after fully_shard's own hook that gathers, before the one that frees
+            stack.callback(block.register_forward_pre_hook(enter).remove)
+            stack.callback(block.register_forward_hook(leave, prepend=True, always_call=True).remove)
+        yield
+
+
+def in_place_of(parameter: Tensor | None, tensor: Tensor) -> Tensor:
+    """``tensor`` as the layer expects it: gathered where the parameter is, in its dtype (mixed precision)."""
+    if parameter is None or parameter is tensor:
+        return tensor
+    if is_sharded(tensor) and not is_sharded(parameter):
+        tensor = gathered(tensor)
+    return tensor.to(parameter.dtype) if tensor.dtype != parameter.dtype else tensor
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole tensor; its gradient is averaged over the processes, as that of the parameters of a block is."""
+    assert is_sharded(tensor)
+    from torch.distributed.tensor import Partial
+
+    processes = tensor.device_mesh.size()
+    found = tensor.full_tensor(grad_placements=[Partial()] * tensor.device_mesh.ndim)
+    if found.requires_grad:
+        found.register_hook(lambda grad: grad / processes)  # type: ignore[no-untyped-call]
+    return found
+
+
+def reshard(net: nn.Module) -> None:
+    """Free gathered parameters, so that the modules hold the sharded ones, which the optimizer changes."""
+    for module in net.modules():
+        if is_block(module):
+            module.reshard()  # type: ignore[operator]
+
+
+def check_blocks(net: nn.Module, blocks: Collection[nn.Module]) -> None:
+    """Refuse parameters whose gradients nobody averages: those outside of the blocks, where net is not sharded too."""
+    if not blocks or is_block(net):
+        return
+    plain = [name for name, p in net.named_parameters() if p.requires_grad and not is_sharded(p)]
+    inside = {id(p) for block in blocks for p in block.parameters()}  # a block may be gathered just now
+    if left := [name for name in plain if id(net.get_parameter(name)) not in inside]:
+        raise UserError(
+            f"every parameter must be sharded where some are, got {len(left)} that are not ({left[0]}, …), whose "
+            "gradients would differ from process to process: call fully_shard(net) after its blocks, or fully_shard "
+            "on the whole model before SparseNet(model, …)"
+        )
+
+
+def check_method(method: Method) -> None:
+    """Refuse methods that would be wrong on parts of the weights."""
+    if not method.shards():
+        raise UserError(
+            f"{type(method).__name__} with {method.criterion} must see whole weights, got sharded ones: train it with "
+            "DistributedDataParallel(net), or declare shards() where a method of your own is right on DTensors"
+        )
+
+
+# -- copies ----------------------------------------------------------------------------------------------------------
+
+
+def copied(modules: Copied, memo: dict[int, Any] | None = None, gather: bool = False) -> Copied:
+    """A deep copy of a module, or of a dict of them, without what torch.distributed attached to it.
+
+    A sharded parameter stays so, or with ``gather`` becomes a plain one (every process must call it).
+    """
+    found = list(modules.values()) if isinstance(modules, dict) else [modules]
+    inner = [module for outer in found for module in outer.modules()]
+    memo = {} if memo is None else memo
+    kinds = {module: type(module) for module in inner if is_block(module)}
+    for module in inner:
+        memo.update(
+            {id(p): own_copy(p, gather) for p in module._parameters.values() if p is not None and is_sharded(p)}
+        )
+        for key, value in vars(module).items():
+            if isinstance(value, dict) and ("hooks" in key or COMPOSABLE in key):
+                kept = {k: hook for k, hook in value.items() if not of_torch_distributed(hook)}
+                if len(kept) < len(value):
+                    memo[id(value)] = type(value)(kept)
+    try:
+        for module, kind in kinds.items():
+            module.__class__ = kind.__mro__[2]  # the class that fully_shard derived its own from
+        result = copy.deepcopy(modules, memo)
+    finally:
+        for module, kind in kinds.items():
+            module.__class__ = kind
+    for module in inner:
+        for key in [key for key in vars(memo[id(module)]) if COMPOSABLE in key]:
+            delattr(memo[id(module)], key)
+    return result
+
+
+def own_copy(parameter: Tensor, gather: bool) -> nn.Parameter:
+    found = whole(parameter) if gather else parameter.detach().clone()
+    return nn.Parameter(found, parameter.requires_grad)
+
+
+def of_torch_distributed(hook: object) -> bool:
+    """Whether a hook, or an entry of a module's state, was put there by ``fully_shard`` or ``parallelize_module``."""
+    hook = getattr(hook, "hook", hook)  # as state dicts wrap theirs
+    hook = getattr(hook, "func", hook)
+    where = getattr(hook, "__module__", None) or type(hook).__module__
+    return str(where).startswith("torch.distributed")
