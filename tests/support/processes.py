@@ -20,7 +20,7 @@ from dcil.train import ProcessGroup
 
 CPU = torch.device("cpu")
 SERVER = multiprocessing.get_context("forkserver")
-WANTED = ["dcil.cli.train", "dcil.report.page", "torch._dynamo", "pytest", "PIL.Image"]
+WANTED = ["dcil.cli.train", "dcil.report.page", "torch._dynamo", "pytest", "PIL.Image", "torch.distributed.fsdp"]
 SERVER.set_forkserver_preload(WANTED)
 
 
