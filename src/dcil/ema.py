@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dcil.errors import UserError
+from dcil.fsdp import is_block
 from dcil.net import SparseNet
 
 
@@ -33,6 +34,11 @@ class EMA(nn.Module):
             raise UserError(f"EMA must average a SparseNet, got {type(net).__name__} (for DDP: its .module)")
         if not 0 <= decay < 1:
             raise UserError(f"EMA: decay must be >= 0 and < 1, got {decay!r} (0.999 is common)")
+        if any(map(is_block, net.modules())):
+            raise UserError(
+                "EMA must average a net whose weights are whole, got one that fully_shard was called on: train with "
+                "DistributedDataParallel(net), or average the sharded state dicts yourself"
+            )
         self.decay, self.warmup = decay, warmup
         self.net = copy.deepcopy(net).requires_grad_(False).eval()
         self.register_buffer("updates", torch.zeros((), dtype=torch.long, device="cpu"))

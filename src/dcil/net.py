@@ -279,7 +279,7 @@ class SparseNet(Paths):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._attachment = None  # a copy is attached to no optimizer
-        wiring.CopyOnLoad.remove(self.model)
+        wiring.CopyOnLoad.remove(self, self.model)
         wiring.CopyOnLoad(self).register()
 
     def _set_method(self, method: Method) -> None:

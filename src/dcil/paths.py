@@ -45,6 +45,8 @@ class Paths(nn.Module):
         if not isinstance(method, Method):
             raise UserError(f"method must be a dcil.Method such as DCIL(sparsity=0.95, steps=60_000), got {method!r}")
         wiring.check_model(model)
+        if any(map(is_sharded, model.parameters())):
+            fsdp.check_method(method)
         self.method = method
         self.model = method.prepare(model)
         self._partition = divide(self.model, method, prunable, private, classifier)

@@ -47,8 +47,8 @@ def like(tensor: Tensor, other: Tensor) -> Tensor:
 
     mesh = other.device_mesh
     everywhere = DTensor.from_local(whole(tensor), mesh, [Replicate()] * mesh.ndim, run_check=False)
-    placed: Tensor = everywhere.redistribute(placements=other.placements)  # takes a part: no communication
-    return placed
+    part: Tensor = everywhere.redistribute(placements=other.placements)  # without communication
+    return part.clone()  # it was a view that kept the whole in memory
 
 
 def same_layout(a: DTensor, b: DTensor) -> bool:

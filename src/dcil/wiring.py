@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections import ChainMap, deque
@@ -126,9 +127,19 @@ def check_optimizer(net: nn.Module, optimizers: Sequence[Optimizer]) -> None:
 
 
 def was_skipped(optimizer: Optimizer) -> bool:
-    """Whether a GradScaler told a fused optimizer, which steps by itself, to leave the weights as they are."""
+    """Whether the step changed no weight: a GradScaler told a fused optimizer so, or it only created its state."""
     found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found)
+    return (found is not None and bool(found)) or creates_state()
+
+
+def creates_state() -> bool:
+    """Whether torch.distributed.checkpoint takes the present step, with a rate of 0, so that there is state to load."""
+    module = sys.modules.get("torch.distributed.checkpoint.state_dict")
+    code = getattr(getattr(module, "_init_optim_state", None), "__code__", None)
+    frame = sys._getframe() if code is not None else None
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 # -- the weights -------------------------------------------------------------------------------------------------------
@@ -137,29 +148,42 @@ def was_skipped(optimizer: Optimizer) -> bool:
 class CopyOnLoad:
     """Called after a state dict was loaded into the model: gives the private modules of further paths the same.
 
-    Weights loaded into ``net.model`` after wrapping would otherwise reach the pruned path only.
+    Weights loaded into ``net.model`` after wrapping would otherwise reach the pruned path only. A state dict of the
+    net has them for every path, and may hold the net's own tensors, as distributed checkpoints do: nothing is copied.
     """
 
     def __init__(self, net: Any = None) -> None:
         self.net = None if net is None else weakref.ref(net)
+        self.all_paths = False
 
     def register(self) -> None:
         if self.net is not None and (net := self.net()) is not None:
-            net.model.register_load_state_dict_post_hook(self)
+            net.register_load_state_dict_pre_hook(self.begin)
+            for module in (net, net.model):
+                module.register_load_state_dict_post_hook(self)
+
+    def begin(self, *_: Any) -> None:
+        """Called before a state dict is loaded into the net."""
+        self.all_paths = True
 
     def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
         net = None if self.net is None else self.net()
-        if net is not None and net.model is module:
+        if net is module:
+            self.all_paths = False
+        elif net is not None and net.model is module and not self.all_paths:
             net.copy_private()
 
     def __reduce__(self) -> tuple[type[CopyOnLoad], tuple[()]]:
         return CopyOnLoad, ()  # a copy of the model alone belongs to no net
 
     @staticmethod
-    def remove(model: nn.Module) -> None:
-        for key, hook in list(model._load_state_dict_post_hooks.items()):
-            if isinstance(hook, CopyOnLoad):
-                del model._load_state_dict_post_hooks[key]
+    def remove(*modules: nn.Module) -> None:
+        for module in modules:
+            for hooks in (module._load_state_dict_post_hooks, module._load_state_dict_pre_hooks):
+                for key, hook in list(hooks.items()):
+                    hook = getattr(hook, "hook", hook)  # as torch wraps those before
+                    if isinstance(getattr(hook, "__self__", hook), CopyOnLoad):
+                        del hooks[key]
 
 
 # -- the masks -----------------------------------------------------------------------------------------------------

@@ -133,7 +133,8 @@ def compare(net: SparseNet, alone: SparseNet, x: Tensor) -> None:
     if dist.get_rank() == 0:  # alone: the counts are known since the last update
         assert net.sparsity == alone.sparsity > 0.6
         ours, theirs = net.metrics(), alone.metrics()
-        assert {k for k in ours if ours[k] != theirs[k] and not k.startswith(("loss", "kl"))} == set()
+        differ = {k: (ours[k], theirs[k]) for k in ours if ours[k] != theirs[k] and not k.startswith("loss")}
+        assert not differ, differ
     for key, mask in net.masks.items():
         assert torch.equal(whole(mask), alone.masks[key]), key
     for (key, ours), (_, theirs) in zip(net.named_parameters(), alone.named_parameters(), strict=True):
