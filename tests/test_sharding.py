@@ -54,7 +54,7 @@ def ranks_exactly() -> None:
         for dtype in (torch.float32, torch.float64):
             scores = [scores_of(kind, dtype, shape) for shape in shapes]
             flat = torch.cat([score.flatten() for score in scores])
-            for pruned in (0, 1, len(flat) // 3, 2 * len(flat) // 3, len(flat) - 1, len(flat)):
+            for pruned in (0, 1, 2 * len(flat) // 3, len(flat)):
                 expected = keep_largest(flat, pruned)
                 for placements in layouts:
                     kept = keep_largest_of_all(placed(scores, placements), pruned)
