@@ -13,10 +13,22 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from hf_models import CASES, assert_gradients, batch_of, dataset_of, disturb, gradients, grads_of, model_of
+from hf_models import (
+    BERT,
+    CASES,
+    assert_gradients,
+    batch_of,
+    dataset_of,
+    disturb,
+    divergence,
+    gradients,
+    grads_of,
+    model_of,
+)
 
 import dcil
 from dcil.integrations.accelerate import SparseModel
@@ -77,6 +89,41 @@ def test_the_output_is_the_models_own():
     with torch.no_grad():
         plain = net.eval()(**batch)
         assert torch.equal(plain.loss, net.path("pruned", **batch).loss)
+
+
+def test_segmentation_counts_the_pixels_that_have_a_label():
+    size = {"depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 16], "patch_sizes": [3, 3], "strides": [2, 2]}
+    quiet = {"hidden_dropout_prob": 0.0, "classifier_dropout_prob": 0.0, "drop_path_rate": 0.0}
+    heads = {"num_attention_heads": [1, 2], "mlp_ratios": [2, 2], "decoder_hidden_size": 16, "num_labels": 4}
+    config = hf.SegformerConfig(num_encoder_blocks=2, **size, **quiet, **heads)
+    model = hf.SegformerForSemanticSegmentation(config)
+    net = SparseModel(model, method(), classifier="decode_head.classifier")
+    disturb(net)
+    images, labels = torch.randn(2, 3, 16, 16), torch.randint(4, (2, 16, 16))
+    labels[0, :8] = 255
+    loss = net(pixel_values=images, labels=labels).loss
+    paths = [net.path(name, pixel_values=images, labels=labels) for name in net.method.paths]
+    (p, s), kept = (path.logits.movedim(1, -1) for path in paths), (labels != 255)[:, ::2, ::2]
+    kl = divergence(p[kept], s[kept], 2.0) + divergence(s[kept], p[kept], 2.0)
+    torch.testing.assert_close(loss, paths[0].loss + paths[1].loss + kl / kept.sum())
+    assert p.shape[1:3] == kept.shape[1:] and net.recognised
+
+
+def test_logits_are_asked_for_only_where_there_are_kl_terms():
+    batch = {"input_ids": torch.randint(40, (2, 8)), "labels": torch.randint(40, (2, 8))}
+    batch["next_sentence_label"] = torch.randint(2, (2,))
+
+    def loss(chosen, **options):
+        net = SparseModel(hf.BertForPreTraining(hf.BertConfig(**BERT)), chosen, classifier="cls", **options)
+        return net(**batch).loss
+
+    for chosen in (method(kl=0.0), dcil.DPF(sparsity=0.5, steps=6)):
+        assert loss(chosen).isfinite()
+    with pytest.raises(dcil.UserError, match="prediction_logits"):
+        loss(method())
+    with pytest.raises(dcil.UserError, match="distill must be named"):  # the loss has a second part
+        loss(method(), logits=lambda output: output["prediction_logits"])
+    assert loss(method(distill="softmax"), logits=lambda output: output["prediction_logits"]).isfinite()
 
 
 @pytest.mark.parametrize("batches", [12, 11])

@@ -394,24 +394,51 @@ def test_gradients_in_bf16_and_compiled(setting, tmp_path):
     assert torch.nn.functional.cosine_similarity(one, other, 0) > 0.99
 
 
-def test_loggers_get_the_metrics(tmp_path):
+def logged_by_tensorboard(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(tmp_path / "board")
-    try:
-        settings = {"report_to": ["tensorboard"], "logging_steps": 1, "max_steps": 3}
-        trainer = trainer_of("llama", tmp_path, None, None, method(steps=3), **settings)
-        trainer.train()
-    finally:
-        del os.environ["TENSORBOARD_LOGGING_DIR"]
-    events = EventAccumulator(str(tmp_path / "board"))
+    events = EventAccumulator(str(folder / "board"))
     events.Reload()
-    tags = set(events.Tags()["scalars"])
-    names = {"loss/pruned", "loss/super", "loss/kl", "kl_weight", "sparsity", "flips/revived", "flips/dropped"}
+    return {tag: events.Scalars(tag)[-1].value for tag in events.Tags()["scalars"]}
+
+
+def logged_by_mlflow(folder):
+    """From the store that makes files and folders of the names."""
+    import mlflow
+
+    mlflow.flush_async_logging()
+    mlflow.end_run()
+    client = mlflow.tracking.MlflowClient(str(folder / "mlflow"))
+    (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    return {f"train/{name}": value for name, value in run.data.metrics.items()}
+
+
+def logged_by_wandb(folder):
+    import wandb
+
+    found = dict(wandb.run.summary)
+    wandb.finish()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("logger", "read"),
+    [("tensorboard", logged_by_tensorboard), ("mlflow", logged_by_mlflow), ("wandb", logged_by_wandb)],
+)
+def test_loggers_get_the_metrics(logger, read, tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlflow"))
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    settings = {"report_to": [logger], "logging_steps": 1, "max_steps": 3}
+    trainer = trainer_of("llama", tmp_path, None, None, method(steps=3), **settings)
+    trainer.train()
+    found = read(tmp_path)
+    names = {"losses/pruned", "losses/super", "losses/kl", "kl_weight", "sparsity", "flips/revived", "flips/dropped"}
     names |= {f"layer_sparsity/{name}" for name in trainer.net.masks}
-    assert {f"train/{name}" for name in names} <= tags
-    assert abs(events.Scalars("train/sparsity")[-1].value - trainer.net.sparsity) < 1e-6
-    assert trainer.state.log_history[1]["loss/kl"] > 0
+    assert {f"train/{name}" for name in names} <= found.keys()
+    assert abs(found["train/sparsity"] - trainer.net.sparsity) < 1e-6
+    assert trainer.state.log_history[1]["losses/kl"] > 0
 
 
 def test_two_processes_are_one_larger_batch(tmp_path):

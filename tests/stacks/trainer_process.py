@@ -12,14 +12,20 @@ import dcil
 from dcil.integrations.transformers import SparseTrainer
 
 
-def main(folder: Path) -> None:
-    watch, data = Watch(), dataset_of("llama", 16)
+def trainer_of(folder: Path, watch: Watch) -> SparseTrainer:
     settings = {"gradient_accumulation_steps": 2, "max_steps": 4, "train_sampling_strategy": "sequential"}
     trainer = SparseTrainer(
         model=model_of("llama"), method=dcil.DCIL(sparsity=0.5, steps=4, every=1, warmup=0.0),
-        args=arguments(folder, ddp_backend="gloo", **settings), train_dataset=data, callbacks=[watch],
+        args=arguments(folder, ddp_backend="gloo", save_strategy="steps", save_steps=2, **settings),
+        train_dataset=dataset_of("llama", 16), callbacks=[watch],
     )  # fmt: skip
     watch.net = trainer.net
+    return trainer
+
+
+def main(folder: Path) -> None:
+    watch, data = Watch(), dataset_of("llama", 16)
+    trainer = trainer_of(folder, watch)
     disturb(trainer.net)
     expected = gradients(trainer.net, CASES["llama"].rows, [batch_of(data[2 * i : 2 * i + 2]) for i in range(4)])
     trainer.train()
@@ -27,7 +33,12 @@ def main(folder: Path) -> None:
     assert_gradients(watch.gradients[0], expected)
     trainer.evaluate(data[:6])
     trainer.save_model(str(folder / "saved"))
-    torch.save(trainer.net.state_dict(), folder / f"{trainer.args.process_index}.pt")
+    state = trainer.net.state_dict()
+    torch.save(state, folder / f"{trainer.args.process_index}.pt")
+    resumed = trainer_of(folder, Watch())
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    for key, value in resumed.net.state_dict().items():
+        assert torch.equal(value, state[key]), key
 
 
 if __name__ == "__main__":

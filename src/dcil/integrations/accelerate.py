@@ -41,11 +41,10 @@ class SparseModel(SparseNet):
     ) -> None:  # fmt: skip
         base: Any = model_loss.unwrap_adapters(model)
         assumed = getattr(method, "distill", "") is None
-        if assumed:  # checked with the first batch
-            last = not any("Segmentation" in name for name in model_loss.class_names(base))
-            dim = getattr(method, "class_dim", None)
-            settings: dict[str, Any] = {"distill": "softmax", "class_dim": (-1 if last else 1) if dim is None else dim}
-            method = replace(method, **settings)
+        settings: dict[str, Any] = {"distill": "softmax"} if assumed else {}  # checked with the first batch
+        if getattr(method, "class_dim", 0) is None:
+            settings["class_dim"] = 1 if any("Segmentation" in name for name in model_loss.class_names(base)) else -1
+        method = replace(method, **settings) if settings else method
         super().__init__(model, method, **choices)
         parameters = inspect.signature(base.forward).parameters
         variadic = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -53,7 +52,8 @@ class SparseModel(SparseNet):
         self.accepts_items = bool(getattr(base, "accepts_loss_kwargs", variadic))
         self.ignored = int(getattr(getattr(base, "config", None), "semantic_loss_ignore_index", model_loss.IGNORED))
         self.shifted = self.shifted_count = model_loss.shifts_labels(base)
-        self.recognised, self.assumed = False, assumed and getattr(method, "kl", 0) > 0
+        self.distils = getattr(method, "kl", 0) > 0
+        self.recognised, self.assumed = False, assumed and self.distils
         self.find_logits, self.find_valid = logits, valid
 
     def forward(self, *args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
@@ -79,9 +79,10 @@ class SparseModel(SparseNet):
         labels, output = batch.get("labels"), outputs["pruned"]
         if not self.recognised:
             self.recognise(output, batch, task(output, labels).detach())
+        valid = None
         if self.find_valid is not None:
             valid = self.find_valid(output, batch)
-        else:
+        elif self.distils:
             valid = model_loss.valid_positions(output, batch, self.find_logits(output), self.shifted, self.ignored)
         return self.loss(outputs, labels, task=task, logits=self.find_logits, valid=valid)
 
@@ -99,7 +100,12 @@ class SparseModel(SparseNet):
         auxiliary = output.get("aux_loss") if isinstance(output, Mapping) else None
         if isinstance(auxiliary, Tensor):  # of a mixture of experts
             loss = loss - model_loss.unwrap_adapters(self.model).config.router_aux_loss_coef * auxiliary.detach()
-        found = model_loss.cross_entropies(output, batch, self.find_logits(output), self.ignored)
+        try:
+            found = model_loss.cross_entropies(output, batch, self.find_logits(output), self.ignored)
+        except UserError:  # without KL terms nobody needs the logits
+            if self.distils:
+                raise
+            found = {}
         if not all(map(torch.isfinite, (loss, *found.values()))):
             return  # nothing counts in this batch: the next one tells
         self.recognised = True

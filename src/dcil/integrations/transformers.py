@@ -8,6 +8,7 @@ trainer.save_model("sparse")                # the pruned network, for ``from_pre
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,9 +60,11 @@ class SparsityCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **objects: Any) -> None:
         if logs is not None and "loss" in logs:
+            # Trainer's own "loss" cannot stand beside "loss/…" in stores that make folders of names (MLflow's).
+            shown = {re.sub("^loss/", "losses/", key): value for key, value in self.net.metrics().items()}
             # One value per layer is for loggers; nobody reads it in a terminal.
-            shown = {k: v for k, v in self.net.metrics().items() if args.report_to or not k.startswith("layer_")}
-            shown.pop("step")
+            by_layer = {key for key in shown if key.startswith("layer_sparsity/") and not args.report_to}
+            shown = {key: value for key, value in shown.items() if key not in {"step", *by_layer}}
             logs |= shown
             state.log_history[-1] |= shown
 
@@ -146,7 +149,8 @@ class SparseTrainer(Trainer):
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         several = len(batch_samples) > 1 or self.args.world_size > 1  # else a batch's share is 1, however it is counted
-        if several and not self.net.recognised and self.compute_loss_func is None:
+        own = self.label_smoother is None and self.compute_loss_func is None
+        if several and own and not self.net.recognised:
             self.net.probe(self._prepare_inputs(batch_samples[0]))
         self._loss_shifts_labels = self.net.shifted_count = self.net.shifted
         return super()._get_num_items_in_batch(batch_samples, device)
