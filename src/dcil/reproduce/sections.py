@@ -31,7 +31,9 @@ def blocks(ours: Measurements, traces: Sequence[dict[str, Any]], findings: dict[
         claim_table(ours, cells),
         Heading("Cost of training"),
         Paragraph(
-            "Median seconds per epoch, against DPF with the same network, hardware and runs at once; paper: 1.5."
+            "Median seconds per epoch, against DPF with the same network, hardware and runs at once; paper: 1.5. With "
+            "several runs at once the neighbours, which differ from row to row, share the GPU: such a ratio is rough, "
+            "and of runs side by side it is near 1 whatever they cost. `dcil bench train` measures the cost of a step."
         ),
         cost_table(ours, cells),
         *iterations(traces),
