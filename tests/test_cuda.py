@@ -103,9 +103,8 @@ def test_cuda_ema_and_token_logits_under_autocast():
     counted = labels != -100
 
     def kl(student, teacher):
-        terms = F.kl_div(
-            (student / 2).log_softmax(-1), (teacher / 2).log_softmax(-1), log_target=True, reduction="none"
-        )
+        log_p, log_q = (teacher / 2).log_softmax(-1), (student / 2).log_softmax(-1)
+        terms = F.kl_div(log_q, log_p, log_target=True, reduction="none")
         return 4 * terms.sum(-1)[counted].mean()
 
     want = sum(F.cross_entropy(out.flatten(0, 1), labels.flatten()) for out in (p, s)) + kl(p, s) + kl(s, p)
