@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -158,3 +159,94 @@ def test_adapters_are_not_pruned():
     for _ in range(4):
         net.step()
     assert net.sparsity == 0.5  # frozen from the start, and asked for by name
+
+
+# -- one tensor, several names ---------------------------------------------------------------------------------------
+
+
+class Aliased(nn.Module):
+    """Registers a block and a norm a second time; the second names are used as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(4, 8)
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        self.again = self.block
+        self.norm = nn.BatchNorm1d(8)
+        self.tail = nn.Sequential(self.norm, nn.ReLU())
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.tail(self.again(self.block(self.stem(x)))))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.mid, self.norm = nn.Embedding(11, 8), nn.Linear(8, 8), nn.LayerNorm(8)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(self.norm(self.mid(self.embed(x))))
+
+
+def check_against_plain_networks(net, x, y, task):
+    """Outputs and gradients of both paths, without the KL terms."""
+    for mask in net.masks.values():
+        mask.copy_(torch.rand(mask.shape) < 0.5)
+    pruned, whole = copy.deepcopy(net.model), copy.deepcopy(net.model)
+    with torch.no_grad():
+        for name, mask in net.masks.items():
+            pruned.get_parameter(name).mul_(mask)
+        for name, own in net.get_submodule("super").named_parameters():
+            whole.get_parameter(name).copy_(own)
+    before = dict(net.named_parameters())
+    for _ in range(2):
+        outputs = net(x)
+    assert all(p is before[name] for name, p in net.named_parameters())
+    for module in (pruned, whole):
+        for _ in range(2):
+            last = module(x)
+        task(last, y).backward()
+        torch.testing.assert_close(outputs["pruned" if module is pruned else "super"], last)
+    net.loss(outputs, y, task).backward()
+    for name, p in net.model.named_parameters():
+        one, two = pruned.get_parameter(name).grad, whole.get_parameter(name).grad
+        torch.testing.assert_close(p.grad, torch.where(net.masks[name], one, two) if name in net.masks else one)
+    for name, p in net.get_submodule("super").named_parameters():
+        torch.testing.assert_close(p.grad, whole.get_parameter(name).grad)
+    torch.testing.assert_close(dict(net.model.named_buffers()), dict(pruned.named_buffers()))
+
+
+def test_modules_with_two_names():
+    torch.manual_seed(0)
+    net = SparseNet(Aliased(), DCIL(sparsity=0.5, steps=8, kl=0.0))
+    assert list(net.masks) == ["stem.weight", "block.0.weight"]
+    check_against_plain_networks(net, torch.randn(6, 4), torch.randint(3, (6,)), nn.functional.cross_entropy)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{}, {"prunable": ["mid", "embed"]}, {"prunable": ["mid", "head"]}, {"private": ["norm", "embed"]},
+     {"private": "norm"}],
+)  # fmt: skip
+def test_an_embedding_that_is_also_the_head(choice):
+    torch.manual_seed(0)
+    net = SparseNet(Tied(), DCIL(sparsity=0.5, steps=8, kl=0.0), **choice)
+    x, y = torch.randint(11, (2, 11, 5))
+
+    def task(output, target):
+        return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+    check_against_plain_networks(net, x, y, task)
+
+
+def test_names_that_dcil_uses_too():
+    model = nn.ModuleDict({"put": nn.Linear(4, 8), "super": nn.LayerNorm(8), "a/b": nn.Linear(8, 8)})
+    model["head"] = nn.Linear(8, 3)
+    net = SparseNet(model, DCIL(sparsity=0.5, steps=8))
+    other = SparseNet(copy.deepcopy(model), DCIL(sparsity=0.5, steps=8))
+    net.masks["a/b.weight"][0] = False
+    other.load_state_dict(net.state_dict())
+    assert not other.masks["a/b.weight"][0].any()

@@ -10,29 +10,50 @@ from torch import Tensor, nn
 
 
 class Nested(nn.Module):
-    """Holds modules and buffers under dotted names, ``layer1.0.bn1``, nested as they are in the user's model."""
+    """Holds modules and buffers under dotted names, ``layer1.0.bn1``, nested as they are in the user's model.
 
-    def place(self, name: str) -> tuple[nn.Module, str]:
-        """The innermost module for ``name``, created if there is none, and the last part of the name."""
-        module: nn.Module = self
-        *parents, last = name.split(".")
-        for part in parents:
-            if part not in module._modules:
-                module.add_module(part, nn.Module())
-            module = module.get_submodule(part)
-        return module, last
+    It has no methods of its own: a user's layer may be called like one.
+    """
 
-    def put(self, name: str, value: nn.Module | Tensor) -> None:
-        """Add a module, or a tensor as a buffer."""
-        module, last = self.place(name)
-        if isinstance(value, nn.Module):
-            module.add_module(last, value)
-        else:
-            module.register_buffer(last, value)
+
+def put(nested: Nested, name: str, value: nn.Module | Tensor) -> None:
+    """Add a module, or a tensor as a buffer, under a dotted name."""
+    module: nn.Module = nested
+    *parents, last = name.split(".")
+    for part in parents:
+        if part not in module._modules:
+            module.add_module(part, nn.Module())
+        module = module.get_submodule(part)
+    if isinstance(value, nn.Module):
+        module.add_module(last, value)
+    else:
+        module.register_buffer(last, value)
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Further name of a parameter or buffer -> its first name: weights are tied, modules registered twice."""
+    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    first: dict[int, str] = {}
+    for name, tensor in every:
+        first.setdefault(id(tensor), name)
+    return {name: first[id(tensor)] for name, tensor in every if first[id(tensor)] != name}
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Of ``first_names`` those that are places of their own: a module registered twice has its tensors once."""
+    places = {
+        f"{prefix}.{key}".lstrip(".")
+        for prefix, module in model.named_modules()
+        for key in (*module._parameters, *module._buffers)
+    }
+    return {name: first for name, first in first_names(model).items() if name in places}
 
 
 def rename_old_keys(state_dict: dict[str, Any], prefix: str) -> None:
     """Give the entries of a state dict of version 0.1 (``_private.super.layer1/0/bn1.weight``) their present names."""
+    extra = state_dict.get(prefix + "_extra_state")
+    if isinstance(extra, Tensor) and extra.dim():  # of a later version, whose names may have slashes of their own
+        return
     for key in [key for key in state_dict if key.startswith(prefix + "_")]:
         name = key.removeprefix(prefix)
         new = name.removeprefix("_private.").replace("/", ".")

@@ -17,7 +17,7 @@ from dcil import fsdp, identity, inspection, wiring
 from dcil.errors import UserError
 from dcil.masks import take_masks
 from dcil.method import Method, StepContext, StepHooks
-from dcil.naming import rename_old_keys
+from dcil.naming import put, rename_old_keys
 from dcil.partition import Choice
 from dcil.paths import Paths
 from dcil.sharding import whole
@@ -92,11 +92,11 @@ class SparseNet(Paths):
     def reset(self, masks: str | Mapping[str, Tensor] | None = None) -> None:
         """Begin anew with the present weights: step 0, masks and the method's state as at the start."""
         for name in self._partition.prunable:  # created anew, since they may be on another device than the weights
-            self._masks.put(name, torch.ones_like(self.model.get_parameter(name), dtype=torch.bool))
+            put(self._masks, name, torch.ones_like(self.model.get_parameter(name), dtype=torch.bool))
         if not any(map(self.method.granularity.supports, self.layers)):
             raise UserError(f"nothing to prune: {self.method.granularity} fits no layer of {type(self.model).__name__}")
         for name, tensor in self.method.init_state(self.layers, self.model).items():
-            self._state.put(name, tensor)
+            put(self._state, name, tensor)
         self._steps_done, self._checks.empty = 0, False
         if masks is not None:
             self._set_method(take_masks(masks, self.method, self.layers))

@@ -64,7 +64,8 @@ def divide(
     owned, heads = find_private(model, private, classifier)
     found = find_prunable(model, prunable, owned, method)
     if private is None:  # a weight asked for by name is prunable, even if it would be private by default
-        owned = {n: m for n, m in owned.items() if not any(f"{n}.{k}" in found for k, _ in m.named_parameters())}
+        asked = {id(model.get_parameter(name)) for name in found}  # not names: a tied weight has several
+        owned = {n: m for n, m in owned.items() if not any(id(p) in asked for p in m.parameters())}
     frozen = frozenset(name for name in found if not model.get_parameter(name).requires_grad)
     return Partition(found, tuple(owned), count_outputs(model, heads), prunable is not None, frozen)
 

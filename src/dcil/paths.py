@@ -16,7 +16,7 @@ from torch.func import functional_call
 from dcil import fsdp, views, wiring
 from dcil.errors import UserError, unknown
 from dcil.method import Method
-from dcil.naming import ASKED, Nested, answer
+from dcil.naming import ASKED, Nested, answer, first_names, put, tied_names
 from dcil.partition import Choice, divide
 from dcil.sharding import Counts, is_sharded, like, must_follow
 from dcil.weight import PrunableWeight
@@ -52,16 +52,17 @@ class Paths(nn.Module):
         self._partition = divide(self.model, method, prunable, private, classifier)
         self._masks, self._state = Nested(), Nested()
         for name in self._partition.prunable:
-            self._masks.put(name, torch.ones_like(self.model.get_parameter(name), dtype=torch.bool))
+            put(self._masks, name, torch.ones_like(self.model.get_parameter(name), dtype=torch.bool))
         owned = self._private_modules()
         for path in list(method.paths)[1:]:
             self.add_module(path, Nested())
             for name, module in fsdp.copied(owned).items():  # all at once, so that what is tied stays tied
-                self._private(path).put(name, module)
+                put(self._private(path), name, module)
         own = {id(t) for module in owned.values() for t in (*module.parameters(), *module.buffers())}
         parameters, buffers = self.model.named_parameters(), self.model.named_buffers()
         self._shared = [n for n, p in parameters if n not in self._partition.prunable and id(p) not in own]
         self._shared_buffers = [n for n, b in buffers if id(b) not in own]
+        self._first_names, self._tied_names = first_names(self.model), tied_names(self.model)
         self._checks, self._counts = wiring.Checks(), Counts()
 
     def train(self: Self, mode: bool = True) -> Self:
@@ -89,13 +90,19 @@ class Paths(nn.Module):
             self.follow_shards()
         seen = self.tensors(name, fsdp.names_outside(self.model, blocks))
         with wiring.checkpointing_refused(), fsdp.substituted(blocks, lambda names: self.tensors(name, names)):
-            output = functional_call(self.model, seen, args, kwargs)
+            output = self.call(seen, *args, **kwargs)
         self._checks.output(name, output)
         if name != "pruned":  # a module that assigned its buffer anew left the new one in ``seen``
             for key, buffer in self._private(name).named_buffers():
-                if (new := seen[key]) is not buffer:
+                if (new := seen[self._first_names.get(key, key)]) is not buffer:
                     buffer.copy_(new.detach())
         return output
+
+    def call(self, tensors: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        """The model's output with ``tensors`` in place of its own; a tensor that the model replaced is left there."""
+        tensors.update({name: tensors[first] for name, first in self._tied_names.items() if first in tensors})
+        # Torch's own tying puts the wrong tensor back into a module that has two names.
+        return functional_call(self.model, tensors, args, kwargs, tie_weights=False)
 
     def tensors(self, path: str, names: Container[str] | None = None) -> dict[str, Tensor]:
         """What the model's layers compute with on ``path`` instead of their own tensors; all of it, or ``names``."""
@@ -114,9 +121,11 @@ class Paths(nn.Module):
             seen |= {name: self.model.get_parameter(name).detach() for name in self._shared if wants(name)}
             seen |= {name: self.model.get_buffer(name).clone() for name in self._shared_buffers if wants(name)}
             for name, tensor in private.named_parameters():  # what is frozen in the model is frozen on every path
-                if wants(name):
-                    seen[name] = tensor if self.model.get_parameter(name).requires_grad else tensor.detach()
-            seen |= {name: buffer for name, buffer in private.named_buffers() if wants(name)}
+                first, trained = self._first_names.get(name, name), self.model.get_parameter(name).requires_grad
+                if wants(first):
+                    seen[first] = tensor if trained else tensor.detach()
+            owned = {self._first_names.get(name, name): buffer for name, buffer in private.named_buffers()}
+            seen |= {name: buffer for name, buffer in owned.items() if wants(name)}
         return seen
 
     def _private(self, path: str) -> Nested:
@@ -166,7 +175,7 @@ class Paths(nn.Module):
             if is_sharded(layer.weight):
                 fsdp.check_method(self.method)
             if must_follow(layer.mask, layer.weight):
-                self._masks.put(layer.name, like(layer.mask, layer.weight))
+                put(self._masks, layer.name, like(layer.mask, layer.weight))
                 for name, tensor in self.state.items():
                     if name.endswith(f".{layer.name}") and tensor.shape == layer.weight.shape:
-                        self._state.put(name, like(tensor, layer.weight))
+                        put(self._state, name, like(tensor, layer.weight))

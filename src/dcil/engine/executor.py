@@ -10,7 +10,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from dcil import SparseNet
 
@@ -86,7 +85,7 @@ class EagerExecutor:
         """Return the path's output computed with copies of its buffers."""
         tensors = self.net.tensors(path)
         buffers = {name: tensors.get(name, buffer).clone() for name, buffer in self.net.model.named_buffers()}
-        out: Tensor = functional_call(self.net.model, tensors | buffers, (x,))
+        out: Tensor = self.net.call(tensors | buffers, x)
         return out
 
     def backward(self, loss: Tensor) -> None:

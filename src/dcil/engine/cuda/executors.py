@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from dcil import SparseNet
 from dcil.engine.cuda.flat import FlatParameters, padded_size, roles_of, view_at
@@ -38,7 +37,7 @@ class PlainExecutor:
         with self.streams.forked() as on:
             for path in paths:
                 with on(path):
-                    found[path] = functional_call(self.net.model, self.tensors(path, track), (x,))
+                    found[path] = self.net.call(self.tensors(path, track), x)
         return found
 
     def tensors(self, path: str, track: bool) -> dict[str, Tensor]:
