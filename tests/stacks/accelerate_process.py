@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from hf_models import CASES, assert_gradients, batch_of, dataset_of, disturb, gradients, grads_of, model_of
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import dcil
 from dcil.integrations.accelerate import SparseModel
@@ -32,6 +34,25 @@ def main(folder: Path) -> None:
             optimizer.zero_grad()
     assert accelerator.num_processes == 2 and net.steps_done == 2 and net.sparsity == 0.5
     torch.save(net.state_dict(), folder / f"{accelerator.process_index}.pt")
+    sharded(accelerator.process_index)
+
+
+def sharded(rank: int) -> None:
+    """The same with fully_shard on the blocks and the net."""
+    name, data = "bert-classification", dataset_of("bert-classification", 4)
+    net = SparseModel(model_of(name), dcil.DCIL(sparsity=0.5, steps=4, every=1, warmup=0.0))
+    disturb(net)
+    expected = gradients(net, CASES[name].rows, [batch_of(data[:2]), batch_of(data[2:])])
+    for layer in net.model.bert.encoder.layer:
+        fully_shard(layer)
+    fully_shard(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    net.attach(optimizer)
+    net(**batch_of(data[2 * rank : 2 * rank + 2])).loss.backward()
+    found = {n: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for n, p in net.named_parameters()}
+    assert_gradients(found, expected)
+    optimizer.step()
+    assert net.steps_done == 1
 
 
 if __name__ == "__main__":

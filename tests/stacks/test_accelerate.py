@@ -91,6 +91,15 @@ def test_the_output_is_the_models_own():
         assert torch.equal(plain.loss, net.path("pruned", **batch).loss)
 
 
+def test_a_loss_that_forgets_a_path_is_refused():
+    net, batch = SparseModel(model_of("bert-classification"), method()), batch_of(dataset_of("bert-classification"))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net.attach(optimizer)
+    torch.nn.functional.cross_entropy(net(**batch).logits, batch["labels"]).backward()
+    with pytest.raises(dcil.UserError, match=r"model\(\*\*batch\)\.loss"):
+        optimizer.step()
+
+
 def test_segmentation_counts_the_pixels_that_have_a_label():
     size = {"depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 16], "patch_sizes": [3, 3], "strides": [2, 2]}
     quiet = {"hidden_dropout_prob": 0.0, "classifier_dropout_prob": 0.0, "drop_path_rate": 0.0}

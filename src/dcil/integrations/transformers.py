@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from dcil.errors import UserError, missing_extra
 from dcil.integrations.accelerate import SparseModel
 from dcil.integrations.model_loss import Batch, count_labels, pick_logits
 from dcil.integrations.peft import merge
+from dcil.integrations.pruned_weights import is_final, write_zeros, zeros_in_place
 from dcil.method import Method
 from dcil.net import SparseNet
 
@@ -227,27 +227,3 @@ def over_paths(trainer: SparseTrainer, function: Callable[..., Tensor]) -> Calla
         return net.loss_of_all(outputs, batch, task) * share
 
     return loss
-
-
-def is_final(net: SparseNet) -> bool:
-    """Whether the scheduled sparsity has reached the final one."""
-    return net.method.sparsity_at(net.steps_done) >= net.method.sparsity
-
-
-@torch.no_grad()
-def write_zeros(net: SparseNet) -> None:
-    """Make the model itself the pruned network."""
-    for layer in net.layers:
-        layer.weight.masked_fill_(~layer.mask, 0)
-
-
-@contextmanager
-def zeros_in_place(net: SparseNet) -> Iterator[None]:
-    """Make the model itself the pruned network, and give it all its weights back in the end."""
-    weights = [layer.weight.detach().clone() for layer in net.layers]
-    write_zeros(net)
-    try:
-        yield
-    finally:
-        for layer, weight in zip(net.layers, weights, strict=True):
-            layer.weight.detach().copy_(weight)
