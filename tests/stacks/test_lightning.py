@@ -15,8 +15,9 @@ import pytest
 import pytorch_lightning
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.tuner import Tuner
 from processes import said, together
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -262,12 +263,66 @@ def test_a_second_fit_does_not_count_double(tmp_path):
 def test_weights_are_averaged_with_the_latest_masks_or_not_at_all(tmp_path):
     with pytest.raises(dcil.UserError, match=r"must not average buffers.*use_buffers=False"):
         trainer(tmp_path, SparsityCallback(METHOD), EMAWeightAveraging()).fit(Module(), loader())
-    with pytest.raises(dcil.UserError, match="must come after SparsityCallback"):
-        trainer(tmp_path, EMAWeightAveraging(use_buffers=False), SparsityCallback(METHOD)).fit(Module(), loader())
+    for average in (EMAWeightAveraging(use_buffers=False), StochasticWeightAveraging(0.1)):
+        with pytest.raises(dcil.UserError, match="must come after SparsityCallback"):
+            trainer(tmp_path, average, SparsityCallback(METHOD)).fit(Module(), loader())
     module, plain = Module(), plain_loop()
     trainer(tmp_path, SparsityCallback(METHOD), EMAWeightAveraging(use_buffers=False)).fit(module, loader())
     assert all(torch.equal(mask, plain.masks[name]) for name, mask in module.net.masks.items())
     assert not torch.equal(module.net.model[0].weight, plain.model[0].weight)
+
+
+def test_stochastic_weight_averaging(tmp_path):
+    module = Module()
+    run = trainer(tmp_path, SparsityCallback(METHOD), StochasticWeightAveraging(0.01, swa_epoch_start=1))
+    run.fit(module, loader())
+    # Its last pass, for the batch norms, ends in an optimizer step without gradients, which Lightning counts too.
+    assert module.net.steps_done == run.global_step == STEPS + 1
+    assert module.net.sparsity == pytest.approx(0.8, abs=2e-3)
+    x = torch.randn(5, 6)
+    assert torch.equal(module.net.finalize()(x), module.net.eval()(x))
+
+
+def test_the_search_for_a_learning_rate_leaves_no_trace(tmp_path):
+    class Searching(Module):
+        lr = 0.1
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
+
+    module = Searching()
+    run = trainer(tmp_path, SparsityCallback(METHOD))
+    Tuner(run).lr_find(module, loader(), num_training=10, update_attr=False)
+    assert module.net.steps_done == 0 and module.net.sparsity == 0
+    run.fit(module, loader())
+    assert_same(module.net, plain_loop())
+
+
+def test_a_network_made_in_configure_model(tmp_path):
+    class Late(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = None
+
+        def configure_model(self) -> None:
+            if self.net is None:
+                self.net = dcil.SparseNet(network(), METHOD)
+
+    module = Late()
+    trainer(tmp_path, SparsityCallback()).fit(module, loader())
+    assert_same(module.net, plain_loop())
+
+
+def test_fabric_needs_no_adapter():
+    fabric = L.Fabric(accelerator="cpu", devices=1)
+    net = dcil.SparseNet(network(), METHOD)
+    wrapped, opt = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    net.attach(opt)
+    for x, y in batches() * 2:
+        opt.zero_grad()
+        fabric.backward(net.loss(wrapped(x), y))
+        opt.step()
+    assert_same(net, plain_loop())
 
 
 def test_what_cannot_be_right_is_refused(tmp_path):

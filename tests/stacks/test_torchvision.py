@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -215,9 +215,13 @@ def suppress(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
 
 
 @pytest.fixture
-def _plain_nms(monkeypatch: pytest.MonkeyPatch) -> None:
+def _plain_operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torchvision's operators in plain torch, where the compiled ones do not load."""
     if not torchvision.extension._has_ops():
         monkeypatch.setattr(torchvision.ops.boxes, "nms", suppress)
+        torch.compiler.set_stance("force_eager")  # torchvision's plain roi_align compiles itself, for half a minute
+    yield
+    torch.compiler.set_stance("default")
 
 
 def retinanet() -> nn.Module:
@@ -251,7 +255,7 @@ DETECTORS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-@pytest.mark.usefixtures("_plain_nms")
+@pytest.mark.usefixtures("_plain_operators")
 def test_detectors_train_on_their_losses_without_kl_terms(name):
     build, heads = DETECTORS[name]
     method = dcil.DCIL(sparsity=0.6, steps=4, every=1, kl=0, ramp=0.5)
@@ -280,13 +284,24 @@ def test_detectors_train_on_their_losses_without_kl_terms(name):
     assert all(torch.equal(want[key], got[key]) for key in want)
 
 
-@pytest.mark.parametrize("build", [retinanet, fasterrcnn])
+MORE_DETECTORS = ("ssdlite320_mobilenet_v3_large", "fcos_resnet50_fpn", "maskrcnn_resnet50_fpn")
+
+
+def detector(name: str) -> Build:
+    return lambda: models.get_model(name, weights=None, weights_backbone=None, num_classes=3)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [retinanet, fasterrcnn, *map(detector, MORE_DETECTORS)],
+    ids=["retinanet", "fasterrcnn", "ssdlite", "fcos", "maskrcnn"],
+)
 def test_a_detectors_box_head_is_not_taken_for_the_classifier(build):
     with pytest.raises(dcil.UserError, match="classifier"):
         dcil.SparseNet(build(), dcil.DCIL(sparsity=0.6, steps=4, kl=0))
 
 
-@pytest.mark.usefixtures("_plain_nms")
+@pytest.mark.usefixtures("_plain_operators")
 def test_losses_in_place_of_logits_are_refused_with_kl_terms():
     net = dcil.SparseNet(retinanet(), dcil.DCIL(sparsity=0.6, steps=4), classifier=DETECTORS["retinanet"][1])
     images, targets = street()

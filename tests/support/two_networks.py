@@ -17,11 +17,11 @@ Loss = Callable[[nn.Module], tuple[Tensor, Tensor]]
 
 def pair(net: SparseNet) -> tuple[nn.Module, nn.Module]:
     """The pruned and the super network as two independent copies of the user's model."""
-    state = net.state_dict()
+    state, masks = net.state_dict(), net.masks
     own = {key.removeprefix("model."): value for key, value in state.items() if key.startswith("model.")}
     private = {key.removeprefix("super."): value for key, value in state.items() if key.startswith("super.")}
     pruned, super_net = (copy.deepcopy(net.model) for _ in range(2))
-    pruned.load_state_dict({key: value * net.masks[key] if key in net.masks else value for key, value in own.items()})
+    pruned.load_state_dict({key: value * masks[key] if key in masks else value for key, value in own.items()})
     super_net.load_state_dict(own | private)
     return pruned.train(), super_net.train()
 
@@ -31,10 +31,11 @@ def gradients(net: SparseNet, loss: Callable[[nn.Module, nn.Module], Tensor]) ->
     pruned, super_net = pair(net)
     loss(pruned, super_net).backward()
     found: dict[str, Tensor] = {}
+    masks = net.masks
     of_super = dict(super_net.named_parameters())
     for name, parameter in pruned.named_parameters():
         p, s = (torch.zeros_like(w) if w.grad is None else w.grad for w in (parameter, of_super[name]))
-        found[f"model.{name}"] = torch.where(net.masks[name], p, s) if name in net.masks else p
+        found[f"model.{name}"] = torch.where(masks[name], p, s) if name in masks else p
         found[f"super.{name}"] = s
     return found
 

@@ -43,11 +43,6 @@ class SparsityCallback(Callback):
         if self.method is not None and not sparse_nets(pl_module):
             name = self.net or only_network(pl_module)
             setattr(pl_module, name, SparseNet(getattr(pl_module, name), self.method))
-        if not sparse_nets(pl_module):
-            raise UserError(
-                f"{type(pl_module).__name__} must have a SparseNet, got none: pass the method, "
-                "SparsityCallback(dcil.DCIL(…)), or set self.net = dcil.SparseNet(…) in its __init__"
-            )
         self.check_averaging(trainer)
 
     def check_averaging(self, trainer: Any) -> None:
@@ -58,11 +53,16 @@ class SparsityCallback(Callback):
                     f"{type(other).__name__} must not average buffers, which include the masks: give it "
                     "use_buffers=False, or use dcil.EMA(net)"
                 )
-            if self.method and hasattr(other, "_use_buffers") and number < trainer.callbacks.index(self):
+            if self.method and hasattr(other, "_average_model") and number < trainer.callbacks.index(self):
                 raise UserError(f"{type(other).__name__} must come after SparsityCallback in the list of callbacks")
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach every net to the optimizers that have parameters of it."""
+        if not sparse_nets(pl_module):
+            raise UserError(
+                f"{type(pl_module).__name__} must have a SparseNet, got none: pass the method, "
+                "SparsityCallback(dcil.DCIL(…)), or set self.net = dcil.SparseNet(…) in its __init__"
+            )
         for net in sparse_nets(pl_module).values():
             own = {id(parameter) for parameter in net.parameters()}
             held = [o for o in trainer.optimizers if any(id(p) in own for g in o.param_groups for p in g["params"])]
@@ -74,7 +74,8 @@ class SparsityCallback(Callback):
         """Log every ``log_every_n_steps`` optimizer steps."""
         nets = sparse_nets(pl_module)
         steps = max(net.steps_done for net in nets.values())
-        if not trainer.loggers or steps == self.logged or steps % trainer.log_every_n_steps:
+        every = trainer.log_every_n_steps
+        if not trainer.loggers or not every or steps % every or steps == self.logged:
             return
         self.logged = steps
         for name, net in nets.items():
