@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from shards import Net, build, compare, mesh_for, run, same_as_alone, shard, train
+from shards import Net, build, compare, mesh_for, parallelize, run, same_as_alone, shard, train
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -226,6 +226,10 @@ def refuses() -> None:
     shard(net.model, None, mesh_for("1-D"))
     with pytest.raises(UserError, match=r"every parameter must be sharded where some are.*fully_shard\(net\)"):
         train(net, opt, "after", 1)
+    net, opt = build("dcil", "plain", 9)
+    parallelize(net.model, mesh_for("1-D"))
+    with pytest.raises(UserError, match=r"head.weight must be sharded in the same way.*before SparseNet"):
+        train(net, opt, "tp", 1)
     net, opt = build("dcil", "after", 9)
     with pytest.raises(UserError, match="EMA"):
         EMA(net)

@@ -22,8 +22,8 @@ from dcil.sharding import is_sharded, whole
 #: In the names of the attributes by which fully_shard knows its modules.
 COMPOSABLE = "__composable_api"
 Copied = TypeVar("Copied", nn.Module, dict[str, nn.Module])
-#: (module, key, name): a parameter's place, and the first name that the model has for it.
-Place = tuple[nn.Module, str, str]
+#: (module, key, names): a parameter's place, and the names that the model has for it, several if it is tied.
+Place = tuple[nn.Module, str, list[str]]
 
 
 def is_block(module: nn.Module) -> bool:
@@ -37,7 +37,9 @@ def find_blocks(net: nn.Module) -> dict[nn.Module, list[Place]]:
     model = net.get_submodule("model")
     if "torch.distributed.fsdp" not in sys.modules or not any(map(is_block, model.modules())):
         return {}
-    names = {id(p): name for name, p in model.named_parameters()}
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
     found: dict[nn.Module, list[Place]] = {}
 
     def visit(module: nn.Module, block: nn.Module | None) -> None:
@@ -57,7 +59,7 @@ def names_outside(model: nn.Module, blocks: Mapping[nn.Module, list[Place]]) -> 
     """The names of the model's tensors that are in none of the blocks; None where there are no blocks."""
     if not blocks:
         return None
-    inside = {name for places in blocks.values() for _, _, name in places}
+    inside = {name for places in blocks.values() for _, _, names in places for name in names}
     every = itertools.chain(model.named_parameters(), model.named_buffers())
     return {name for name, _ in every} - inside
 
@@ -72,10 +74,11 @@ def substituted(
     def enter(block: nn.Module, args: object) -> None:
         places = blocks[block]
         replaced[block] = [(module, key, module._parameters[key]) for module, key, _ in places]
-        seen = tensors({name for _, _, name in places})
-        for module, key, name in places:
-            if name in seen:
-                module._parameters[key] = in_place_of(module._parameters[key], seen[name])  # type: ignore[assignment]
+        seen = tensors({name for _, _, names in places for name in names})
+        for module, key, names in places:
+            for name in names:
+                if name in seen:
+                    module._parameters[key] = seen[name]  # type: ignore[assignment]
 
     def leave(block: nn.Module, args: object, output: object) -> None:
         for module, key, parameter in replaced.pop(block, []):
@@ -88,12 +91,15 @@ def substituted(
         yield
 
 
-def in_place_of(parameter: Tensor | None, tensor: Tensor) -> Tensor:
-    """``tensor`` as the layer expects it: gathered where the parameter is, in its dtype (mixed precision)."""
-    if parameter is None or parameter is tensor:
-        return tensor
+def in_place_of(name: str, parameter: Tensor, tensor: Tensor) -> Tensor:
+    """A path's own ``tensor`` as the layer expects it: gathered where the parameter is, in its dtype."""
     if is_sharded(tensor) and not is_sharded(parameter):
         tensor = gathered(tensor)
+    elif is_sharded(parameter) and not (is_sharded(tensor) and tensor.device_mesh == parameter.device_mesh):
+        raise UserError(
+            f"{name} must be sharded in the same way on every path, which has a copy of it: call parallelize_module "
+            "before SparseNet(model, …), and fully_shard on blocks and net after it"
+        )
     return tensor.to(parameter.dtype) if tensor.dtype != parameter.dtype else tensor
 
 

@@ -121,9 +121,10 @@ class Paths(nn.Module):
             seen |= {name: self.model.get_parameter(name).detach() for name in self._shared if wants(name)}
             seen |= {name: self.model.get_buffer(name).clone() for name in self._shared_buffers if wants(name)}
             for name, tensor in private.named_parameters():  # what is frozen in the model is frozen on every path
-                first, trained = self._first_names.get(name, name), self.model.get_parameter(name).requires_grad
-                if wants(first):
-                    seen[first] = tensor if trained else tensor.detach()
+                if wants(first := self._first_names.get(name, name)):
+                    parameter = self.model.get_parameter(name)
+                    own = fsdp.in_place_of(name, parameter, tensor)
+                    seen[first] = own if parameter.requires_grad else own.detach()
             owned = {self._first_names.get(name, name): buffer for name, buffer in private.named_buffers()}
             seen |= {name: buffer for name, buffer in owned.items() if wants(name)}
         return seen

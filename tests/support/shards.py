@@ -13,6 +13,7 @@ from processes import said, together
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from dcil import METHODS, SparseNet
@@ -69,6 +70,7 @@ def shard(model: nn.Module, outer: nn.Module | None, mesh: DeviceMesh) -> None:
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
     for block in model.blocks:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    parallelize_module(model.head, mesh, ColwiseParallel(output_layouts=Replicate()))
 
 
 def build(name: str, how: str, steps: int, seed: int = 0, net: type[nn.Module] = Net, **settings: Any):
