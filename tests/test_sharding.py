@@ -201,6 +201,30 @@ def test_memory_falls_with_the_processes(how, tmp_path):
     run(2, tmp_path, falls, 0.52, how)
 
 
+def frees_views() -> None:
+    """Between the passes a process holds no gathered weight but those of the root, which fully_shard keeps too."""
+    net, opt = build("dcil", "before", 9)
+    found, tensors = {}, net.tensors
+
+    def recorded(path, names=None):
+        seen = tensors(path, names)
+        found.update({(path, name): tensor for name, tensor in seen.items() if name in net.masks})
+        return seen
+
+    net.tensors = recorded
+    x, y = torch.randn(4, 5, dtype=torch.double), torch.randint(0, 4, (4,))
+    loss = net.loss(net(x), y)
+    sizes = {key: view.untyped_storage().nbytes() for key, view in found.items()}
+    assert {name.split(".")[0] for (_, name), size in sizes.items() if size} == {"stem"}
+    assert len(sizes) == 2 * len(net.masks)
+    loss.backward()
+    opt.step()
+
+
+def test_views_are_freed_between_the_passes(tmp_path):
+    run(2, tmp_path, frees_views)
+
+
 # -- refused -----------------------------------------------------------------------------------------------------------
 
 

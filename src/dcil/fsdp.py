@@ -7,17 +7,21 @@ the tensors of a path are put in after that, and taken out before the block is f
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from dcil.errors import UserError
 from dcil.method import Method
 from dcil.sharding import is_sharded, whole
+from dcil.wiring import tensors_in
 
 #: In the names of the attributes by which fully_shard knows its modules.
 COMPOSABLE = "__composable_api"
@@ -64,30 +68,69 @@ def names_outside(model: nn.Module, blocks: Mapping[nn.Module, list[Place]]) -> 
     return {name for name, _ in every} - inside
 
 
+class Substitution:
+    """The hooks that put the tensors of a path into a block for the time of its forward pass.
+
+    Autograd keeps a view of a weight, which is as large as the gathered weight. Where fully_shard frees that after the
+    forward pass, the view's memory is freed too, and filled again when the backward pass arrives at the block.
+    """
+
+    def __init__(self, places: list[Place], tensors: Callable[[Collection[str]], Mapping[str, Tensor]]) -> None:
+        self.places = places
+        self.names = {name for _, _, names in places for name in names}
+        self.tensors = tensors
+        self.own: list[nn.Parameter | None] = []
+        self.seen: Mapping[str, Tensor] = {}
+
+    def register(self, block: nn.Module) -> list[RemovableHandle]:
+        """Run after fully_shard's own hook that gathers, before and after the one that frees."""
+        return [
+            block.register_forward_pre_hook(self.enter),
+            block.register_forward_hook(self.leave, prepend=True, always_call=True),
+            block.register_forward_hook(self.free),
+        ]
+
+    def enter(self, block: nn.Module, args: object) -> None:
+        self.own = [module._parameters[key] for module, key, _ in self.places]
+        self.seen = self.tensors(self.names)
+        for module, key, names in self.places:
+            for name in names:
+                if name in self.seen:
+                    module._parameters[key] = self.seen[name]  # type: ignore[assignment]
+
+    def leave(self, block: nn.Module, args: object, output: object) -> None:
+        for (module, key, _), parameter in zip(self.places, self.own, strict=False):
+            module._parameters[key] = parameter
+        self.own = []
+
+    def free(self, block: nn.Module, args: object, output: object) -> None:
+        outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        views = {name: view for name, view in self.seen.items() if view.grad_fn is not None and not is_sharded(view)}
+        self.seen = {}
+        if outputs and all(is_sharded(module._parameters[key]) for module, key, _ in self.places):
+            refill = functools.partial(self.refill, views)
+            torch.autograd.graph.register_multi_grad_hook(outputs, refill, mode="any")
+            for view in views.values():
+                view.untyped_storage().resize_(0)
+
+    @torch.no_grad()
+    def refill(self, views: Mapping[str, Tensor], gradient: object) -> None:
+        for name, tensor in self.tensors(views.keys()).items():
+            view = views[name]
+            view.untyped_storage().resize_(view.numel() * view.element_size())
+            with torch.autograd._unsafe_preserve_version_counter(view):  # type: ignore[attr-defined]
+                view.copy_(tensor)
+
+
 @contextmanager
 def substituted(
     blocks: Mapping[nn.Module, list[Place]], tensors: Callable[[Collection[str]], Mapping[str, Tensor]]
 ) -> Iterator[None]:
     """While the context is open, each block computes with ``tensors(names of its parameters)``."""
-    replaced: dict[nn.Module, list[tuple[nn.Module, str, nn.Parameter | None]]] = {}
-
-    def enter(block: nn.Module, args: object) -> None:
-        places = blocks[block]
-        replaced[block] = [(module, key, module._parameters[key]) for module, key, _ in places]
-        seen = tensors({name for _, _, names in places for name in names})
-        for module, key, names in places:
-            for name in names:
-                if name in seen:
-                    module._parameters[key] = seen[name]  # type: ignore[assignment]
-
-    def leave(block: nn.Module, args: object, output: object) -> None:
-        for module, key, parameter in replaced.pop(block, []):
-            module._parameters[key] = parameter
-
     with ExitStack() as stack:
-        for block in blocks:  # after fully_shard's own hook that gathers, before the one that frees
-            stack.callback(block.register_forward_pre_hook(enter).remove)
-            stack.callback(block.register_forward_hook(leave, prepend=True, always_call=True).remove)
+        for block, places in blocks.items():
+            for handle in Substitution(places, tensors).register(block):
+                stack.callback(handle.remove)
         yield
 
 
