@@ -26,7 +26,7 @@ def test_fsdp_has_the_masks_of_one_process(name, how, world, tmp_path):
 
 @pytest.mark.parametrize("how", ["hsdp before", "hsdp after", "fsdp x tp after", "tp"])
 def test_other_meshes_too(how, tmp_path):
-    run(4 if " " in how else 2, tmp_path, same_as_alone, "dcil", how, STEPS)
+    run(4 if " " in how else 2, tmp_path, same_as_alone, "dcil", how, 40)
 
 
 @pytest.mark.parametrize("name", ["set", "oneshot", "dns"])
