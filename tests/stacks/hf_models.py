@@ -122,6 +122,18 @@ def bart_decoder() -> nn.Module:
     return hf.BartForCausalLM(hf.BartConfig(**size, max_position_embeddings=16, dropout=0.0))
 
 
+def albert() -> nn.Module:
+    """All layers are one."""
+    return hf.AlbertForMaskedLM(hf.AlbertConfig(**BERT, embedding_size=8))
+
+
+def convnext() -> nn.Module:
+    """Convolutions; its class says that it does not take the number of items."""
+    return hf.ConvNextForImageClassification(
+        hf.ConvNextConfig(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, patch_size=2, num_labels=CLASSES)
+    )
+
+
 def llama() -> nn.Module:
     return hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA))
 
@@ -139,6 +151,8 @@ CASES = {
     "vit": Case(vit, aligned, seen),
     "llama": Case(llama, shifted, lm),
     "gpt2": Case(gpt2, shifted, lm),
+    "albert": Case(albert, aligned, masked),
+    "convnext": Case(convnext, aligned, seen),
     "bart-decoder": Case(bart_decoder, aligned, lm),
     "t5": Case(t5, aligned, translated),
     "mixtral": Case(mixtral, shifted, lm),

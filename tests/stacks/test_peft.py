@@ -126,3 +126,10 @@ def test_a_classifier_that_peft_trains_is_private(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert type(merge(net)) is hf.BertForSequenceClassification
+
+
+def test_prompts_which_cannot_be_merged_are_refused(tmp_path):
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    model, args = peft.get_peft_model(model_of("llama"), config), arguments(tmp_path, max_steps=1)
+    with pytest.raises(dcil.UserError, match="mergeable"):
+        SparseTrainer(model=model, method=method(), args=args, prunable="*_proj", train_dataset=dataset_of("llama"))

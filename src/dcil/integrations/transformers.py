@@ -207,6 +207,10 @@ def refuse(trainer: Any) -> None:
     for name, (on, way_out) in refused.items():
         if on:
             raise UserError(f"SparseTrainer: {name} must not be set, got {getattr(args, name)!r}: {way_out}")
+    model = trainer.model
+    if hasattr(model, "peft_config") and not hasattr(model, "merge_and_unload"):
+        raise UserError(f"SparseTrainer: adapters must be mergeable, got {type(model).__name__} with prompts that are "
+                        "saved without the pruned weights: use LoRA, or prune before adding them")  # fmt: skip
 
 
 def over_paths(trainer: SparseTrainer, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
