@@ -33,7 +33,7 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallba
 
 import dcil
 from dcil.integrations.accelerate import SparseModel
-from dcil.integrations.transformers import STATE_FILE, SparseTrainer
+from dcil.integrations.transformers import STATE_FILE, SparseTrainer, SparsityCallback
 
 
 def method(**settings):
@@ -135,6 +135,22 @@ def test_regression_is_divided_by_the_accumulated_batches_too(tmp_path):
     plain(**batch_of(data)).loss.backward()
     got = {name.removeprefix("model."): grad for name, grad in grads.gradients[0].items()}
     assert_gradients(got, {name: p.grad for name, p in plain.named_parameters()})
+
+
+def test_the_callback_in_a_trainer_of_your_own(tmp_path):
+    """Which gets a SparseModel as its model: the loss is right, the steps are counted, the zeros are written."""
+    data, watch, net = dataset_of("llama"), Watch(), SparseModel(model_of("llama"), method(steps=2))
+    watch.net = net
+    disturb(net)
+    settings = {"gradient_accumulation_steps": 3, "max_steps": 2, "train_sampling_strategy": "sequential"}
+    args = arguments(tmp_path, remove_unused_columns=False, logging_steps=1, **settings)
+    trainer = hf.Trainer(model=net, args=args, train_dataset=data, callbacks=[watch])
+    SparsityCallback(net).add_to(trainer)
+    expected = gradients(net, CASES["llama"].rows, [batch_of(data[2 * i : 2 * i + 2]) for i in range(3)])
+    trainer.train()
+    assert net.steps_done == 2 and "losses/kl" in trainer.state.log_history[0]
+    assert all((layer.weight[~layer.mask] == 0).all() for layer in net.layers)
+    assert_gradients(watch.gradients[0], expected)
 
 
 # -- counts and masks --------------------------------------------------------------------------------------------------

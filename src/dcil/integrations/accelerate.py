@@ -57,6 +57,11 @@ class SparseModel(SparseNet):
         self.recognised, self.assumed = False, assumed and self.distils
         self.find_logits, self.find_valid = logits, valid
 
+    @property
+    def loss_type(self) -> str | None:
+        """By this transformers.Trainer knows whether to count a row's first label, which nothing predicts."""
+        return "ForCausalLM" if self.shifted_count else None
+
     def forward(self, *args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
         """``num_items_in_batch``: the labels that count in all batches of the optimizer step together."""
         batch = dict(zip(self.arguments, args, strict=False)) | kwargs
