@@ -132,6 +132,10 @@ def resumes(folder: Path) -> None:
     assert third.sparsity == net.sparsity
     for key, mask in third.masks.items():
         assert torch.equal(whole(mask), everything[f"_masks.{key}"])
+    weights = Net().double().state_dict()  # weights of a plain model, into every path
+    third.load_model(weights)
+    for name, parameter in third.named_parameters():
+        assert torch.equal(whole(parameter.detach()), weights[name.split(".", 1)[1]]), name
     plain, _ = build("dcil", "plain", STEPS, seed=3)
     plain.load_state_dict(everything)
     assert plain.steps_done == third.steps_done == 12
@@ -199,6 +203,20 @@ def falls(factor: float, how: str) -> None:
 @pytest.mark.parametrize("how", ["before", "after"])
 def test_memory_falls_with_the_processes(how, tmp_path):
     run(2, tmp_path, falls, 0.52, how)
+
+
+def logs_on_one_process() -> None:
+    """Before the first mask update, and sharded after wrapping: no process waits for the others."""
+    for how in ("after", "before", "tp"):
+        net, opt = build("dcil", how, 40, every=30)
+        train(net, opt, how, 2)
+        if dist.get_rank() == 0:
+            assert net.metrics()["sparsity"] == net.sparsity == 0
+        dist.barrier()
+
+
+def test_one_process_may_log_alone(tmp_path):
+    run(2, tmp_path, logs_on_one_process)
 
 
 def frees_views() -> None:

@@ -311,6 +311,26 @@ def test_a_state_dict_of_other_settings_is_refused(other):
         SparseNet(model(), DCIL(**settings)).load_state_dict(net.state_dict())
 
 
+def test_weights_reach_every_path_after_a_refused_state_dict_too():
+    net, other = SparseNet(model(), DPF(sparsity=0.5, steps=8)).state_dict(), make()
+    with pytest.raises(UserError, match="same training"):
+        other.load_state_dict(net)
+    weights = {name: torch.ones_like(tensor) for name, tensor in model().state_dict().items()}
+    other.load_model(weights)
+    assert all(bool((tensor == 1).all()) for tensor in (*other.super.parameters(), *other.super.buffers()))
+
+
+def test_the_state_dict_that_holds_the_nets_own_tensors_changes_nothing():
+    """As torch.distributed.checkpoint loads: into the tensors of net.state_dict(), then with load_state_dict."""
+    net = make()
+    with torch.no_grad():
+        for parameter in net.super.parameters():
+            parameter.add_(1)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    net.load_state_dict(net.state_dict())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
 def test_a_state_dict_of_another_method_is_refused():
     dpf = make(DPF(sparsity=0.5, steps=8))
     with pytest.raises(UserError, match="same training"):

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dcil.errors import UserError
 from dcil.method import Method
-from dcil.sharding import is_sharded, whole
+from dcil.sharding import is_sharded, like, whole
 from dcil.wiring import tensors_in
 
 #: In the names of the attributes by which fully_shard knows its modules.
@@ -188,7 +188,15 @@ def check_method(method: Method) -> None:
         )
 
 
-# -- copies ----------------------------------------------------------------------------------------------------------
+# -- state dicts and copies ------------------------------------------------------------------------------------------
+
+
+def placed(state_dict: Mapping[str, Any], model: nn.Module) -> Mapping[str, Any]:
+    """A state dict of whole tensors as ``model`` can load it: each process's parts where it is sharded."""
+    own = model.state_dict()
+    if not any(map(is_sharded, own.values())):
+        return state_dict
+    return {name: like(value, own[name]) if is_sharded(own.get(name)) else value for name, value in state_dict.items()}
 
 
 def copied(modules: Copied, memo: dict[int, Any] | None = None, gather: bool = False) -> Copied:

@@ -189,6 +189,7 @@ class SparseNet(Paths):
     def context(self, optimizer: Optimizer | None) -> StepContext:
         """What the method's hooks work on, now: a layer that was frozen after wrapping keeps its mask."""
         follow_shards(self)
+        self.remember_counts()
         always = self._partition.frozen
         layers = [layer for layer in self.layers if layer.weight.requires_grad or layer.name in always]
         if self.method.draws_masks and len(layers) < len(self._partition.prunable):
@@ -253,6 +254,7 @@ class SparseNet(Paths):
 
     def load_model(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load weights of the plain model, such as pre-trained ones, into every path; masks stay as they are."""
+        state_dict = fsdp.placed(state_dict, self.model)
         return self.model.load_state_dict(state_dict, strict=strict)  # and CopyOnLoad calls copy_private
 
     def take_position(self, other: SparseNet) -> None:

@@ -88,6 +88,7 @@ class Paths(nn.Module):
         blocks = fsdp.find_blocks(self)
         if blocks:
             self.follow_shards()
+            self.remember_counts()
         seen = self.tensors(name, fsdp.names_outside(self.model, blocks))
         with wiring.checkpointing_refused(), fsdp.substituted(blocks, lambda names: self.tensors(name, names)):
             output = self.call(seen, *args, **kwargs)
@@ -167,8 +168,13 @@ class Paths(nn.Module):
 
     @property
     def kept(self) -> Tensor:
-        """How many weights each mask keeps. Of sharded masks, after an update, one process may read it alone."""
+        """How many weights each mask keeps."""
         return self._counts.of(list(self.masks.values()))
+
+    def remember_counts(self) -> None:
+        """Called where every process comes by, so that one of them may log ``sparsity`` or ``metrics()`` alone."""
+        if any(map(is_sharded, self.masks.values())):
+            self._counts.of(list(self.masks.values()))
 
     def follow_shards(self) -> None:
         """Shard the masks and the method's tensors as the weights are, which may have been sharded after wrapping."""

@@ -186,7 +186,7 @@ def kth_smallest_of_all(scores: Sequence[Tensor], k: int) -> Tensor:
     joined = {where: torch.cat(parts) for where, parts in keys.items()}
 
     def histogram(shift: int, width: int, prefix: Tensor) -> Tensor:
-        found = {where: digit_histogram(part, shift, width, prefix) for where, part in joined.items()}
+        found = {where: digit_histogram(part, shift, width, prefix).long() for where, part in joined.items()}
         return torch.stack([sharding.add_up(part, examples[where]) for where, part in found.items()]).sum(0)
 
     start = torch.full((), k, device=sharding.local(scores[0]).device)

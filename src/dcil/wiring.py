@@ -154,23 +154,20 @@ class CopyOnLoad:
 
     def __init__(self, net: Any = None) -> None:
         self.net = None if net is None else weakref.ref(net)
-        self.all_paths = False
+        self.loading: list[str] | None = None
 
     def register(self) -> None:
         if self.net is not None and (net := self.net()) is not None:
             net.register_load_state_dict_pre_hook(self.begin)
-            for module in (net, net.model):
-                module.register_load_state_dict_post_hook(self)
+            net.model.register_load_state_dict_post_hook(self)
 
-    def begin(self, *_: Any) -> None:
-        """Called before a state dict is loaded into the net."""
-        self.all_paths = True
+    def begin(self, net: Any, state: Any, prefix: Any, metadata: Any, strict: Any, missing: list[str], *_: Any) -> None:
+        """Called before a state dict is loaded into the net: its list of missing keys identifies this loading."""
+        self.loading = missing
 
     def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
         net = None if self.net is None else self.net()
-        if net is module:
-            self.all_paths = False
-        elif net is not None and net.model is module and not self.all_paths:
+        if net is not None and net.model is module and incompatible_keys.missing_keys is not self.loading:
             net.copy_private()
 
     def __reduce__(self) -> tuple[type[CopyOnLoad], tuple[()]]:

@@ -23,6 +23,7 @@ from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.engine.settings import EngineSettings
 from dcil.engine.sync_batch_norm import synchronise_batch_norms
 from dcil.errors import UserError
+from dcil.sharding import is_sharded
 
 __all__ = ["PROCESS_LOCK", "Diverged", "EagerEngine", "Engine", "EngineSettings", "build", "selection_kernel"]
 
@@ -77,6 +78,8 @@ def obstacle(net: SparseNet, settings: EngineSettings) -> str | None:
         return "--low-memory runs a path twice, and dropout would differ between the two"
     if settings.engine == "eager":
         return None
+    if any(map(is_sharded, net.parameters())):
+        return "its parameters must not be sharded"
     if any(p.dtype != torch.float32 for p in net.parameters()):
         return "its parameters must be float32"
     if net.method.loss_key(net.steps_done) is None:
