@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from torch import nn
@@ -80,9 +81,11 @@ class SparsityCallback(Callback):
         self.logged = steps
         for name, net in nets.items():
             prefix = f"{name}/" if len(nets) > 1 else ""
-            metrics = {prefix + key: value for key, value in net.metrics().items() if key != "step"}
+            # Not loss/…: stores that make folders of names could have no metric called loss beside it.
+            metrics = {prefix + re.sub("^loss/", "losses/", key): value for key, value in net.metrics().items()}
+            metrics.pop(f"{prefix}step")
             for logger in trainer.loggers:
-                logger.log_metrics(metrics, step=net.steps_done)
+                logger.log_metrics(metrics, step=net.steps_done - 1)  # from 0, as Lightning does
 
 
 def sparse_nets(module: nn.Module) -> dict[str, SparseNet]:
