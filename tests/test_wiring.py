@@ -466,3 +466,70 @@ def test_more_than_there_is_cannot_be_kept():
     assert net.sparsity == 0
     with pytest.raises(UserError, match="min_kept must be 0"):
         RigL(sparsity=0.5, steps=8, min_kept=1)
+
+
+# -- found in review ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights_first", [True, False])
+def test_every_optimizers_state_is_seen_in_any_order_and_after_loading(weights_first):
+    net = make(GMP(sparsity=0.5, steps=8, every=1, stem=True))
+    weights = torch.optim.SGD([p for p in net.parameters() if p.dim() > 1], lr=0.1, momentum=0.9)
+    others = torch.optim.SGD([p for p in net.parameters() if p.dim() <= 1], lr=0.1, momentum=0.9)
+    order = (weights, others) if weights_first else (others, weights)
+    net.attach(*order)
+    for step in range(8):
+        net.zero_grad()
+        backward(net)
+        for optimizer in order:
+            optimizer.step()
+        if step == 3:
+            weights.load_state_dict(weights.state_dict())  # which replaces the state
+    for name, mask in net.masks.items():
+        assert not weights.state[net.model.get_parameter(name)]["momentum_buffer"][~mask].any()
+    assert len(others.state_dict()["state"]) == len(others.param_groups[0]["params"])
+
+
+def test_weights_loaded_into_a_part_of_the_model_reach_every_path():
+    net = make()
+    net.model[1].load_state_dict({**net.model[1].state_dict(), "weight": torch.full((12,), 3.0)})
+    assert net.get_submodule("super.1").weight.eq(3).all()
+
+
+def test_a_refused_state_dict_leaves_the_way_out_open():
+    net, other = make(), make(DCIL(sparsity=0.7, steps=8))
+    with pytest.raises(UserError, match="same training"):
+        net.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        other.model[7].weight.fill_(2)
+    net.load_model(other.model.state_dict())
+    assert net.get_submodule("super.7").weight.eq(2).all()
+
+
+def test_an_attached_net_is_saved_whole_and_the_copy_is_attached_to_nothing():
+    net = make()
+    opt = sgd(net)
+    net.attach(opt)
+    one_step(net, opt)
+    file = io.BytesIO()
+    torch.save(net, file)
+    file.seek(0)
+    for other in (torch.load(file, weights_only=False), copy.deepcopy(net)):
+        own = sgd(other)
+        one_step(other, own)
+        other.step(own)
+        assert (net.steps_done, other.steps_done) == (1, 2)
+
+
+@pytest.mark.parametrize("method", [DCIL, GMP])
+def test_steps_count_on_when_every_prunable_layer_is_frozen(method):
+    net = make(method(sparsity=0.5, steps=8, every=1))
+    opt = sgd(net)
+    net.attach(opt)
+    one_step(net, opt)
+    before = {name: mask.clone() for name, mask in net.masks.items()}
+    for name in net.masks:
+        net.model.get_parameter(name).requires_grad_(False)
+    one_step(net, opt)
+    assert net.steps_done == 2
+    assert all(torch.equal(mask, before[name]) for name, mask in net.masks.items())

@@ -5,15 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from dcil import fsdp, identity, inspection, wiring
+from dcil.attachment import Attachment
 from dcil.errors import UserError
 from dcil.masks import take_masks
 from dcil.method import Method, StepContext, StepHooks
@@ -77,7 +77,7 @@ class SparseNet(Paths):
         super().__init__(model, method, prunable, private, classifier)
         self.hooks: StepHooks = method  # an engine that has recorded them puts its own in place
         self._observers: list[MaskObserver] = []
-        self._attachment: RemovableHandle | None = None
+        self._attachment: Attachment | None = None
         self._parts: Mapping[str, Tensor | float] = {}
         self._last_update: Update | None = None
         wiring.CopyOnLoad(self).register()
@@ -129,24 +129,16 @@ class SparseNet(Paths):
         self._parts = objective.parts
         return loss
 
-    def attach(self, *optimizers: Any) -> RemovableHandle:
+    def attach(self, *optimizers: Any) -> Attachment:
         """Count every step that the optimizer really takes, and update the masks after it, instead of ``step``.
 
         Accumulated gradients and steps that a GradScaler skips are counted right. With several optimizers the last
         one's steps count. Attaching again replaces the attachment.
         """
-        found = [wiring.unwrapped(optimizer) for optimizer in optimizers]
-        wiring.check_optimizer(self, found)
+        attachment = Attachment(self, optimizers)
         if self._attachment is not None:
             self._attachment.remove()
-        # Methods read the state of weights and nothing else.
-        states = found[0] if len(found) == 1 else cast(Optimizer, wiring.Optimizers(found))
-
-        def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if not wiring.was_skipped(optimizer):
-                self.count_step(states)
-
-        self._attachment = found[-1].register_step_post_hook(after_step)
+        self._attachment = attachment
         return self._attachment
 
     def step(self, optimizer: Optimizer | None = None) -> Update | None:
@@ -166,7 +158,10 @@ class SparseNet(Paths):
         """Count a step that was taken: the only place that does. Engines call it, and it calls the observers."""
         self._checks.initialised(self.masks)
         self._steps_done += 1
-        self.hooks.after_step(self.context(optimizer))
+        context = self.context(optimizer)
+        if not context.layers:  # all of them frozen
+            return None
+        self.hooks.after_step(context)
         return self.update_masks(optimizer) if self.method.due(self._steps_done) else None
 
     @torch.no_grad()
@@ -214,7 +209,7 @@ class SparseNet(Paths):
     def summary(self) -> inspection.Summary:
         """What is prunable, private and left dense, as a table when printed."""
         part = self._partition
-        return inspection.summarise(self.model, part.prunable, self._private_modules(), part.chosen)
+        return inspection.summarise(self.model, part.prunable, self.private_modules(), part.chosen)
 
     def metrics(self) -> dict[str, float]:
         """Loss parts, KL weight, sparsity in all and by layer, flips of the last update (waits for the device)."""
@@ -280,8 +275,7 @@ class SparseNet(Paths):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._attachment = None  # a copy is attached to no optimizer
-        wiring.CopyOnLoad.remove(self, self.model)
+        wiring.CopyOnLoad.remove(self)
         wiring.CopyOnLoad(self).register()
 
     def _set_method(self, method: Method) -> None:

@@ -53,7 +53,7 @@ class Paths(nn.Module):
         self._masks, self._state = Nested(), Nested()
         for name in self._partition.prunable:
             put(self._masks, name, torch.ones_like(self.model.get_parameter(name), dtype=torch.bool))
-        owned = self._private_modules()
+        owned = self.private_modules()
         for path in list(method.paths)[1:]:
             self.add_module(path, Nested())
             for name, module in fsdp.copied(owned).items():  # all at once, so that what is tied stays tied
@@ -135,16 +135,17 @@ class Paths(nn.Module):
         assert isinstance(found, Nested)
         return found
 
-    def _private_modules(self) -> dict[str, nn.Module]:
+    def private_modules(self) -> dict[str, nn.Module]:
         """The pruned path's own modules: the model's."""
         return {name: self.model.get_submodule(name) for name in self._partition.private}
 
     @torch.no_grad()
-    def copy_private(self) -> None:
-        """Give each further path the pruned path's private layers."""
+    def copy_private(self, part: nn.Module | None = None) -> None:
+        """Give each further path the pruned path's private layers: all, or those that are or contain ``part``."""
         for path in list(self.method.paths)[1:]:
-            for name, module in self._private_modules().items():
-                self._private(path).get_submodule(name).load_state_dict(module.state_dict())
+            for name, module in self.private_modules().items():
+                if part is None or any(inner is part for inner in module.modules()):
+                    self._private(path).get_submodule(name).load_state_dict(module.state_dict())
 
     @property
     def layers(self) -> list[PrunableWeight]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
-from collections import ChainMap, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, is_dataclass
@@ -106,13 +106,6 @@ def inner_optimizer(optimizer: Any) -> Optimizer | None:
     return None
 
 
-class Optimizers:
-    """Several optimizers as one, for what a method reads of them: the state of a weight."""
-
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self.state = ChainMap(*(optimizer.state for optimizer in optimizers))
-
-
 def check_optimizer(net: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Refuse optimizers that lack trained parameters of ``net``, such as one made from ``model.parameters()``."""
     held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
@@ -159,7 +152,9 @@ class CopyOnLoad:
     def register(self) -> None:
         if self.net is not None and (net := self.net()) is not None:
             net.register_load_state_dict_pre_hook(self.begin)
-            net.model.register_load_state_dict_post_hook(self)
+            # Not the model: a state dict may be loaded into a part of it.
+            for module in {inner: None for private in net.private_modules().values() for inner in private.modules()}:
+                module.register_load_state_dict_post_hook(self)
 
     def begin(self, net: Any, state: Any, prefix: Any, metadata: Any, strict: Any, missing: list[str], *_: Any) -> None:
         """Called before a state dict is loaded into the net: its list of missing keys identifies this loading."""
@@ -167,15 +162,15 @@ class CopyOnLoad:
 
     def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
         net = None if self.net is None else self.net()
-        if net is not None and net.model is module and incompatible_keys.missing_keys is not self.loading:
-            net.copy_private()
+        if net is not None and incompatible_keys.missing_keys is not self.loading:
+            net.copy_private(module)
 
     def __reduce__(self) -> tuple[type[CopyOnLoad], tuple[()]]:
         return CopyOnLoad, ()  # a copy of the model alone belongs to no net
 
     @staticmethod
-    def remove(*modules: nn.Module) -> None:
-        for module in modules:
+    def remove(root: nn.Module) -> None:
+        for module in root.modules():
             for hooks in (module._load_state_dict_post_hooks, module._load_state_dict_pre_hooks):
                 for key, hook in list(hooks.items()):
                     hook = getattr(hook, "hook", hook)  # as torch wraps those before
