@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
+import dcil
 from dcil import DCIL, DPF, EMA, GMP, Cubic, Filter, Never, OneShot, RigL, SparseNet, UserError
+from dcil.identity import checksum
 
 
 def model():
@@ -160,3 +164,81 @@ def test_what_cannot_be_averaged():
         EMA(net, decay=1.5)
     with pytest.raises(UserError, match="must average a SparseNet"):
         EMA(net.model)
+
+
+# -- starting from weights that are loaded after wrapping ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method",
+    [dcil.AutoPrune(sparsity=0.5, steps=8), dcil.FPGM(sparsity=0.5, steps=8),
+     dcil.Rewind(sparsity=0.5, steps=8, to=0, weights=True)],
+    ids=lambda method: type(method).__name__,
+)  # fmt: skip
+def test_methods_start_from_loaded_weights(method):
+    """Indicators, first masks and early weights are those of the loaded weights, not of the random ones before."""
+    trained = model()
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    want = SparseNet(copy.deepcopy(trained), method)
+    net = SparseNet(model(), method)
+    net.load_model(trained.state_dict())
+    for (name, value), other in zip(want.state_dict().items(), net.state_dict().values(), strict=True):
+        assert torch.equal(value, other), name
+
+
+def test_zeros_of_loaded_weights_are_found():
+    net = SparseNet(model(), DCIL(sparsity=0.95, steps=8, every=1), masks="zeros")
+    net.load_model(thinned(0.8).state_dict())
+    assert net.sparsity == net.method.initial_sparsity == 0.8
+
+
+def test_loading_later_leaves_the_masks():
+    net = SparseNet(model(), DCIL(sparsity=0.5, steps=8, every=1))
+    train(net, 8)
+    before = {name: mask.clone() for name, mask in net.masks.items()}
+    net.load_model(model().state_dict())
+    assert all(torch.equal(mask, before[name]) for name, mask in net.masks.items())
+
+
+def test_an_average_may_be_wider_than_the_net():
+    net = SparseNet(model().bfloat16(), DCIL(sparsity=0.5, steps=8))
+    ema = dcil.EMA(net, decay=0.999).float()
+    with torch.no_grad():
+        net.model[0].weight.add_(1)
+    before = ema.net.model[0].weight.clone()
+    ema.update()
+    assert (ema.net.model[0].weight - before).mean() == pytest.approx(1e-3, rel=0.1)
+
+
+@pytest.mark.parametrize("masks", [3, [1], {0: 1}, {"0.weight": 1}])
+def test_what_are_no_masks(masks):
+    with pytest.raises(UserError, match=r"masks"):
+        SparseNet(model(), DCIL(sparsity=0.5, steps=8), masks=masks)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"sparsity": "0.9"}, {"steps": None}, {"every": "x"}, {"schedule": "cubic"}, {"scope": dcil.ERK},
+     {"criterion": "l1"}, {"kl": None}, {"begin": "a"}, {"class_dim": 1.5}],
+)  # fmt: skip
+def test_settings_of_a_wrong_type(wrong):
+    with pytest.raises(UserError, match=f"{next(iter(wrong))} must be"):
+        DCIL(**{"sparsity": 0.5, "steps": 8} | wrong)
+
+
+def test_masks_that_are_drawn_have_no_initial_sparsity():
+    with pytest.raises(UserError, match="initial_sparsity must be 0"):
+        dcil.RigL(sparsity=0.5, steps=8, initial_sparsity=0.2)
+
+
+def test_a_distance_is_recognised_in_another_process():
+    """Neither a partial function nor an object has its address in the checksum."""
+
+    class Distance:
+        def __call__(self, student, teacher):
+            return (student - teacher).abs().mean()
+
+    one, two = (DCIL(sparsity=0.5, steps=8, distill=Distance()) for _ in range(2))
+    assert checksum(one) == checksum(two)

@@ -250,3 +250,9 @@ def test_names_that_dcil_uses_too():
     net.masks["a/b.weight"][0] = False
     other.load_state_dict(net.state_dict())
     assert not other.masks["a/b.weight"][0].any()
+
+
+@pytest.mark.parametrize("wrong", [{"prunable": 3}, {"private": [3]}, {"classifier": 3}])
+def test_choices_of_a_wrong_type(wrong):
+    with pytest.raises(UserError, match=f"{next(iter(wrong))} must be a name"):
+        SparseNet(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), METHOD, **wrong)

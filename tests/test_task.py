@@ -302,3 +302,88 @@ def test_metrics_have_the_parts_of_the_loss():
     net.update_masks()
     assert {"flips/revived", "flips/dropped", "step"} <= net.metrics().keys()
     assert all(isinstance(value, (int, float)) for value in net.metrics().values())
+
+
+# -- what would be silently wrong --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["mse", "sigmoid"])
+def test_ignored_labels_count_in_no_kind_of_distillation(kind):
+    net, labels = make(distill=kind), LABELS.clone()
+    labels[:, 3:] = -100
+    outputs = {path: logits.detach() for path, logits in net(IDS).items()}
+    before = net.loss(outputs, labels)
+    outputs["super"][:, 3:] += 1
+    torch.testing.assert_close(net.loss(outputs, labels), before)
+
+
+@pytest.mark.parametrize(
+    "valid",
+    [
+        LABELS,  # as bool these would be all but class 0
+        torch.zeros(3, 5),  # added to scores: 0 is kept
+        torch.ones(3, 5, 7, dtype=torch.bool),
+        [True] * 5,
+    ],
+)
+def test_what_is_no_mask_of_positions_is_refused(valid):
+    net = make()
+    with pytest.raises(UserError, match="valid must"):
+        net.loss(net(IDS), LABELS, valid=valid)
+
+
+@pytest.mark.parametrize("method", [DPF(sparsity=0.5, steps=9), DCIL(sparsity=0.5, steps=9, kl=0.0)])
+def test_without_kl_terms_the_class_dimension_is_not_guessed_either(method):
+    net = SparseNet(Tokens(classes=5), method)
+    with pytest.raises(UserError, match="must be unique"):
+        net.loss(net(IDS), LABELS % 5)
+    soft = torch.rand(3, 5, 5).softmax(-1)
+    with pytest.raises(UserError, match="must be unique"):
+        net.loss(net(IDS), soft)
+
+
+def test_labels_tell_where_the_classes_are():
+    """As wide as there are classes: (batch, classes, height, width) for labels (batch, height, width)."""
+    net = SparseNet(
+        nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 5, 1)),
+        DCIL(sparsity=0.5, steps=9, warmup=0.0),
+        classifier="2",
+    )
+    outputs, y = net(torch.randn(2, 2, 6, 5)), torch.randint(5, (2, 6, 5))
+    p, s = (outputs[path].movedim(1, -1) for path in ("pruned", "super"))
+    want = F.cross_entropy(outputs["pruned"], y) + F.cross_entropy(outputs["super"], y) + mutual(p, s)
+    torch.testing.assert_close(net.loss(outputs, y), want)
+    # A classifier that was named wrongly, with as many outputs as there are positions.
+    tokens = SparseNet(Tokens(), DCIL(sparsity=0.5, steps=9, warmup=0.0, distill="softmax"), classifier="mix")
+    ids, labels = torch.randint(11, (3, 6)), torch.randint(7, (3, 6))
+    with pytest.raises(UserError, match="must be unique"):
+        tokens.loss(tokens(ids), labels, cross_entropy)
+
+
+def test_a_mean_over_the_batch_is_one():
+    net = make(distill="softmax")
+    outputs = {path: logits[:, 0].log_softmax(-1) for path, logits in net(IDS).items()}
+    target = torch.rand(3, 7, dtype=torch.double).softmax(-1)
+    task = functools.partial(F.kl_div, reduction="batchmean")
+    p, s = outputs["pruned"], outputs["super"]
+    torch.testing.assert_close(net.loss(outputs, target, task), task(p, target) + task(s, target) + mutual(p, s))
+
+
+def test_a_loss_module_of_ones_own_gets_the_output_as_it_is():
+    class Mine(nn.CrossEntropyLoss):
+        def forward(self, output, target):
+            return cross_entropy(output["logits"], target) + output["extra"]
+
+    net = SparseNet(Tokens(wrap=lambda logits: {"logits": logits, "extra": 1.0}), DPF(sparsity=0.5, steps=9))
+    outputs = net(IDS)
+    want = cross_entropy(outputs["pruned"]["logits"], LABELS) + 1
+    torch.testing.assert_close(net.loss(outputs, LABELS, Mine()), want)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"task": None}, {"task": "cross_entropy"}, {"logits": "logits"}, {"logits": lambda output: None}]
+)
+def test_wrong_types_are_refused(wrong):
+    net = make()
+    with pytest.raises(UserError, match="must"):
+        net.loss(net(IDS), LABELS, **wrong)

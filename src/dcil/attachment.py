@@ -14,9 +14,11 @@ from dcil import wiring
 class Attachment:
     """Counts the steps of the last of the optimizers for ``net``, until it is removed. A copy of the net has none."""
 
-    def __init__(self, net: Any, optimizers: Sequence[Any]) -> None:
+    def __init__(self, net: Any, optimizers: Sequence[Any], replaces: Attachment | None = None) -> None:
         found = [wiring.unwrapped(optimizer) for optimizer in optimizers]
         wiring.check_optimizer(net, found)
+        if replaces is not None:
+            replaces.remove()
         # Methods read the state of weights and nothing else.
         states = found[0] if len(found) == 1 else cast(Optimizer, Optimizers(found))
 

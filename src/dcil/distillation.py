@@ -57,7 +57,9 @@ def exact(logits: Tensor) -> Tensor:
 
 
 def reduce(terms: Tensor, counted: Tensor | None, reduction: str) -> Tensor:
-    """The mean or the sum of the counted terms, without waiting for the device."""
+    """The mean or the sum of the counted terms, without waiting for the device; "batchmean" divides by the batch."""
+    if reduction == "batchmean":
+        return reduce(terms, counted, "sum") / max(1, len(terms))
     if counted is None:
         return terms.mean() if reduction == "mean" else terms.sum()
     counted = counted.reshape(*counted.shape, *[1] * (terms.dim() - counted.dim())).expand_as(terms)

@@ -32,7 +32,7 @@ class EMA(nn.Module):
         super().__init__()
         if not isinstance(net, SparseNet):
             raise UserError(f"EMA must average a SparseNet, got {type(net).__name__} (for DDP: its .module)")
-        if not 0 <= decay < 1:
+        if not isinstance(decay, (int, float)) or not 0 <= decay < 1:
             raise UserError(f"EMA: decay must be >= 0 and < 1, got {decay!r} (0.999 is common)")
         if any(map(is_block, net.modules())):
             raise UserError(
@@ -60,7 +60,7 @@ class EMA(nn.Module):
         for name, value in (*self.source.named_parameters(), *self.source.named_buffers()):
             if value.is_floating_point() and not name.startswith("_"):
                 averaged.append(own[name])
-                values.append(value.detach())
+                values.append(value.detach().to(own[name]))  # the average may be wider, or elsewhere
             else:
                 own[name].copy_(value)
         torch._foreach_lerp_(averaged, values, 1 - decay)

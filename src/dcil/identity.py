@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from dataclasses import MISSING, Field, fields, replace
@@ -55,7 +56,9 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _written(value: Any) -> str:
-    return value.__qualname__ if callable(value) and hasattr(value, "__qualname__") else repr(value)
+    if callable(value) and hasattr(value, "__qualname__"):
+        return str(value.__qualname__)
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))  # another process has other addresses
 
 
 def _bits(value: float) -> int:

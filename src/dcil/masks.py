@@ -21,6 +21,8 @@ def take_masks(masks: str | Mapping[str, Tensor], method: Method, layers: Sequen
         raise UserError(f"masks must be None for {type(method).__name__}, which draws its own, got {_named(masks)}")
     if isinstance(masks, str) and masks != "zeros":
         raise unknown("value of masks=", masks, ["zeros"])
+    if not isinstance(masks, (str, Mapping)):
+        raise UserError(f"masks must be 'zeros' or a mapping from names to bool tensors, got {_named(masks)}")
     if isinstance(masks, Mapping):
         check_masks(masks, layers)
     for layer in layers:
@@ -35,7 +37,9 @@ def check_masks(masks: Mapping[str, Tensor], layers: Sequence[PrunableWeight]) -
     known = {layer.name: layer for layer in layers}
     for name, mask in masks.items():
         if name not in known:
-            raise unknown("weight in masks=", name, known)
+            raise unknown("weight in masks=", str(name), known)
+        if not isinstance(mask, Tensor):
+            raise UserError(f"masks[{name!r}] must be a bool tensor (True = kept), got {type(mask).__name__}")
         if mask.dtype != torch.bool or mask.shape != known[name].weight.shape:
             raise UserError(
                 f"masks[{name!r}] must be a bool tensor of shape {tuple(known[name].weight.shape)} (True = kept), got "

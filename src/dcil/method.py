@@ -136,7 +136,12 @@ class Method:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            self.require(field.name, not isinstance(value, float) or math.isfinite(value), "finite")
+            numeric = str(getattr(field.type, "__name__", field.type)).split(" | ")[0] in ("int", "float")
+            number = isinstance(value, (int, float)) or hasattr(value, "__index__")
+            optional = value is None and field.default is None
+            self.require(field.name, not numeric or optional or (number and math.isfinite(value)), "a finite number")
+        for name, kind in {"schedule": Schedule, "criterion": Criterion, "scope": Scope}.items():
+            self.require(name, isinstance(getattr(self, name), kind), f"a {kind.__name__}", "an object, not its name")
         self.require("sparsity", 0 <= self.sparsity < 1, ">= 0 and < 1", "0.95 prunes 95 %")
         self.require("steps", self.steps >= 1, ">= 1", "optimizer steps of the training")
         self.require("finetune", self.finetune >= 0, ">= 0", "steps; 0 is no fine-tuning")

@@ -95,9 +95,14 @@ class SparseNet(Paths):
             put(self._masks, name, torch.ones_like(self.model.get_parameter(name), dtype=torch.bool))
         if not any(map(self.method.granularity.supports, self.layers)):
             raise UserError(f"nothing to prune: {self.method.granularity} fits no layer of {type(self.model).__name__}")
+        self._steps_done, self._checks.empty = 0, False
+        self._start(masks)
+
+    def _start(self, masks: str | Mapping[str, Tensor] | None) -> None:
+        """Set the method's state and the masks that depend on the present weights."""
+        self._given_masks: Any = {} if isinstance(masks, Mapping) else masks  # {} keeps masks as they are
         for name, tensor in self.method.init_state(self.layers, self.model).items():
             put(self._state, name, tensor)
-        self._steps_done, self._checks.empty = 0, False
         if masks is not None:
             self._set_method(take_masks(masks, self.method, self.layers))
         elif not self.layers[0].mask.is_meta:
@@ -135,10 +140,7 @@ class SparseNet(Paths):
         Accumulated gradients and steps that a GradScaler skips are counted right. With several optimizers the last
         one's steps count. Attaching again replaces the attachment.
         """
-        attachment = Attachment(self, optimizers)
-        if self._attachment is not None:
-            self._attachment.remove()
-        self._attachment = attachment
+        self._attachment = Attachment(self, optimizers, replaces=self._attachment)
         return self._attachment
 
     def step(self, optimizer: Optimizer | None = None) -> Update | None:
@@ -247,10 +249,14 @@ class SparseNet(Paths):
 
     # -- state ---------------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
     def load_model(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
-        """Load weights of the plain model, such as pre-trained ones, into every path; masks stay as they are."""
+        """Load weights of the plain model into every path. Masks and method start from them, if there was no step."""
         state_dict = fsdp.placed(state_dict, self.model)
-        return self.model.load_state_dict(state_dict, strict=strict)  # and CopyOnLoad calls copy_private
+        found = self.model.load_state_dict(state_dict, strict=strict)  # and CopyOnLoad calls copy_private
+        if self._steps_done == 0:
+            self._start(self._given_masks)
+        return found
 
     def take_position(self, other: SparseNet) -> None:
         """Take over the method and the steps done of ``other``, whose tensors were copied."""

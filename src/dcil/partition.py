@@ -104,7 +104,7 @@ def find_classifiers(
 ) -> list[str]:
     """Find the classifiers' names: those given, or that of the last Linear layer in order of registration."""
     if classifier is not None:
-        names = [classifier] if isinstance(classifier, str) else list(classifier)
+        names = listed(classifier, "classifier")
         for name in names:
             if name not in modules:
                 raise unknown("module for classifier=", name, (n for n in modules if n))
@@ -233,6 +233,14 @@ def weights_matching(model: nn.Module, choice: Choice) -> Iterator[tuple[nn.Modu
         yield candidates[name]
 
 
+def listed(choice: str | Sequence[str], what: str) -> list[str]:
+    """One name or several as a list."""
+    names = [choice] if isinstance(choice, str) else choice
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{what} must be a name, a pattern or a list of them, got {choice!r}")
+    return list(names)
+
+
 def matching(
     modules: dict[str, nn.Module],
     choice: Choice,
@@ -243,7 +251,7 @@ def matching(
     if callable(choice):
         return {name: module for name, module in modules.items() if name and choice(name, module)}
     found: dict[str, nn.Module] = {}
-    for pattern in [choice] if isinstance(choice, str) else choice:
+    for pattern in listed(choice, what):
         hits = {n: m for n, m in modules.items() if n and any(fnmatch.fnmatchcase(a, pattern) for a in aliases(n))}
         if not hits:
             raise unknown(f"name or pattern in {what}=", pattern, (n for n in modules if n))

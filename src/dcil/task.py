@@ -53,6 +53,11 @@ class Objective:
     class_dim: int | None = None
     parts: dict[str, Tensor | float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name, function in {"task": self.task, "logits": self.pick}.items():
+            if not callable(function):
+                raise UserError(f"{name} must be a function or a module, got {function!r}")
+
     @classmethod
     def of(cls, task: Task) -> Objective:
         return task if isinstance(task, Objective) else cls(task)
@@ -60,7 +65,7 @@ class Objective:
     def __call__(self, output: Any, target: Any) -> Tensor:
         """The loss of one path. Torch's own losses get the logits, classes first; other tasks the output as it is."""
         if self.function is not None:
-            output = self.pick(output)
+            output = self.logits(output)
             if self.is_cross_entropy and isinstance(target, Tensor) and self.classes_last(output, target):
                 output = output.movedim(-1, 1)
                 target = target.movedim(-1, 1) if target.dim() == output.dim() else target
@@ -70,13 +75,20 @@ class Objective:
             raise UserError(f"the task must return a scalar loss, got {got}: use reduction='mean' or 'sum'")
         return loss
 
+    def logits(self, output: Any) -> Tensor:
+        """The logits of a path's output."""
+        found = self.pick(output)
+        if not isinstance(found, Tensor):
+            raise UserError(f"logits must return a tensor, got {type(found).__name__}")
+        return found
+
     # -- what kind of task it is -------------------------------------------------------------------------------------
 
     @property
     def function(self) -> str | None:
         """The name of torch's own loss that the task is, bound arguments aside; None for any other callable."""
         task = self.task.func if isinstance(self.task, functools.partial) else self.task
-        if isinstance(task, nn.modules.loss._Loss):
+        if type(task).__module__ == nn.modules.loss.__name__:  # a subclass of your own may want the whole output
             return type(task).__name__
         return task.__name__ if getattr(task, "__module__", None) == "torch.nn.functional" else None
 
@@ -100,44 +112,68 @@ class Objective:
         """Whether cross-entropy's classes are the last of several dimensions (batch, positions, classes)."""
         if logits.dim() < 3 or self.class_dim is not None:
             return logits.dim() >= 3 and self.class_dim in (-1, logits.dim() - 1)
+        one, last = (target.shape in (without(logits.shape, dim), logits.shape) for dim in (1, -1))
+        if one and last and logits.shape[1] in self.classes and logits.shape[-1] in self.classes:
+            raise self.ambiguous(logits)
         if target.dim() == logits.dim():  # probabilities instead of labels
             return logits.shape[-1] in self.classes and logits.shape[1] not in self.classes
-        # Where both fit, classes come first, as torch has it.
-        return target.shape == without(logits.shape, -1) and target.shape != without(logits.shape, 1)
+        return last and not one  # where both fit, classes come first, as torch has it
 
-    def find_class_dim(self, logits: Tensor) -> int:
-        """The dimension with the classifier's outputs: 1 or the last; refused where both or neither may be meant."""
+    def ambiguous(self, logits: Tensor) -> UserError:
+        known = f"a classifier with {' or '.join(map(str, sorted(self.classes)))} outputs" if self.classes else "none"
+        return UserError(
+            f"the class dimension of logits of shape {tuple(logits.shape)} must be unique, got {known}: name it with "
+            "DCIL(class_dim=1) or DCIL(class_dim=-1), elsewhere with a task of your own such as "
+            "lambda output, y: F.cross_entropy(output.movedim(-1, 1), y)"
+        )
+
+    def find_class_dim(self, logits: Tensor, target: Any = None) -> int:
+        """The dimension with the classifier's outputs: 1 or the last; refused where both or neither may be meant.
+
+        Labels tell it too: they have the shape of the logits without the classes.
+        """
         if not logits.is_floating_point() or logits.dim() < 2:
             raise UserError(
                 f"the logits must be a float tensor (batch, classes, …) for the KL terms, got {logits.dtype} of shape "
                 f"{tuple(logits.shape)} (kl=0 trains without them, distill='sigmoid' or 'mse' needs no classes)"
             )
-        if self.class_dim is not None:
-            if not -logits.dim() <= self.class_dim < logits.dim():
-                raise UserError(f"class_dim must be a dimension of the logits {tuple(logits.shape)}, "
-                                f"got {self.class_dim}")  # fmt: skip
-            return self.class_dim % logits.dim()
         last = logits.dim() - 1
-        found = [dim for dim in dict.fromkeys((1, last)) if logits.shape[dim] in self.classes]
-        if last == 1 or len(found) == 1:
-            return found[0] if found else 1
-        known = f"a classifier with {' or '.join(map(str, sorted(self.classes)))} outputs" if self.classes else "none"
-        raise UserError(
-            f"the class dimension of logits of shape {tuple(logits.shape)} must be unique, got {known}: "
-            "name it with DCIL(class_dim=1) or DCIL(class_dim=-1)"
-        )
+        if self.class_dim is not None:
+            allowed = (1, last) if self.is_cross_entropy else range(logits.dim())
+            if not -logits.dim() <= self.class_dim < logits.dim() or self.class_dim % logits.dim() not in allowed:
+                what = "1 or the last dimension" if self.is_cross_entropy else "a dimension"
+                raise UserError(f"class_dim must be {what} of the logits {tuple(logits.shape)}, got {self.class_dim}")
+            return self.class_dim % logits.dim()
+        if last == 1:
+            return 1
+        found = [dim for dim in (1, last) if logits.shape[dim] in self.classes]
+        labels = isinstance(target, Tensor) and not target.is_floating_point() and target.dim() == last
+        told = [dim for dim in (1, last) if labels and target.shape == without(logits.shape, dim)]
+        if self.is_cross_entropy and len(told) == 1:
+            return told[0]
+        if len(found) != 1 or (told and found[0] not in told):
+            raise self.ambiguous(logits)
+        return found[0]
 
     def counted(self, logits: Tensor, dim: int | None, target: Any) -> Tensor | None:
         """Which positions count, shaped like the logits without dimension ``dim``; None if all do."""
         shape = logits.shape if dim is None else without(logits.shape, dim)
         if self.valid is not None:
-            if self.valid.shape not in (shape, logits.shape[: self.valid.dim()]):
+            if not isinstance(self.valid, Tensor) or self.valid.dtype != torch.bool:
+                got = self.valid.dtype if isinstance(self.valid, Tensor) else type(self.valid).__name__
+                raise UserError(f"valid must be a bool tensor, True where a position counts, got {got}: pass "
+                                "mask.bool() for a mask of 0 and 1")  # fmt: skip
+            if self.valid.shape != shape[: self.valid.dim()]:
                 raise UserError(f"valid must have the shape {tuple(shape)}, got {tuple(self.valid.shape)}")
-            return self.valid.bool()
-        if not isinstance(target, Tensor) or target.is_floating_point() or dim is None:
+            return self.valid.to(logits.device)
+        if not isinstance(target, Tensor) or target.is_floating_point():
             return None
         if self.is_cross_entropy:
-            return target.ne(self.argument("ignore_index", IGNORED)).reshape(shape)
+            counted = target.ne(self.argument("ignore_index", IGNORED))
+            classes = -1 if logits.dim() == 1 or self.classes_last(logits, target) else 1
+            return counted if dim is not None else counted.unsqueeze(classes)
+        if dim is None:
+            return None
         if not target.is_cuda and bool((target < 0).any()):  # on a GPU this would wait for the device at every step
             raise UserError(
                 "valid must be given when labels are negative (ignored) and the task is your own, got None: "

@@ -29,6 +29,8 @@ CHECKPOINTING = ("gradient_checkpointing", "grad_checkpointing")
 
 def check_model(model: nn.Module) -> None:
     """Refuse models that cannot be right: wrapped for several processes, lazy, or with activation checkpointing."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"the model must be an nn.Module, got {model!r}")
     if isinstance(model, (DistributedDataParallel, DataParallel)) or type(model).__name__ == "FullyShardedDataParallel":
         kind = type(model).__name__
         raise UserError(f"the model must be plain, got {kind}: wrap the other way round, {kind}(SparseNet(model, …)), "
@@ -83,6 +85,8 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
     elif is_dataclass(output):
         for field in fields(output):
             yield from tensors_in(getattr(output, field.name))
+    elif isinstance(found := getattr(output, "logits", None), Tensor):
+        yield found
 
 
 # -- the optimizer -------------------------------------------------------------------------------------------------

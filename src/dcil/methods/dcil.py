@@ -31,7 +31,8 @@ class DCIL(Method):
     warmup        part of ``steps`` without the KL terms, while there is nothing to learn from the other net
                   (the paper: 70 of 300 epochs)
     distill       "softmax" (Eq. 4), "sigmoid" (binary, multi-label), "mse" (regression) or a function
-                  (student, teacher) -> scalar; None is "softmax" for cross-entropy, other tasks must say
+                  (student, teacher) -> scalar, which gets every position; None is "softmax" for cross-entropy,
+                  other tasks must say
     class_dim     the dimension of the classes in the logits; None finds it by the classifier's outputs
 
     Against the authors' code: exactly floor(s * n) weights go instead of one more, and the teacher's
@@ -52,6 +53,8 @@ class DCIL(Method):
         self.require("kl", self.kl >= 0, ">= 0", "0 disables the KL terms")
         self.require("temperature", self.temperature > 0, "> 0", "the paper: 2")
         self.require("warmup", 0 <= self.warmup <= 1, ">= 0 and <= 1", "the part of the steps without KL terms")
+        integral = self.class_dim is None or isinstance(self.class_dim, int)
+        self.require("class_dim", integral, "an integer", "1 or -1; None finds it")
         known = self.distill in (None, "softmax", "sigmoid", "mse") or callable(self.distill)
         self.require("distill", known, "'softmax', 'sigmoid', 'mse' or a function (student, teacher) -> scalar")
 
@@ -68,8 +71,8 @@ class DCIL(Method):
             return super().loss(outputs, target, task, step)
         # Checked from the first step on, not when the warm-up ends.
         distillation = replace(self.loss_key(step), kind=self.distillation_of(task))
-        p, s = (task.pick(outputs[path]) for path in ("pruned", "super"))
-        dim = task.find_class_dim(p) if distillation.kind == "softmax" else None
+        p, s = (task.logits(outputs[path]) for path in ("pruned", "super"))
+        dim = task.find_class_dim(p, target) if distillation.kind == "softmax" else None
         counted = task.counted(p, dim, target)
         loss = super().loss(outputs, target, task, step)
         task.parts["kl_weight"] = distillation.weight

@@ -42,6 +42,7 @@ class DropAndGrow(Zeroed):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("until", 0 < self.until <= 1, "> 0 and <= 1", "a part of the steps")
+        self.require("initial_sparsity", self.initial_sparsity == 0, "0", "the masks are as sparse from the start")
         self.require("min_kept", self.min_kept == 0, "0", "the scope decides how many a layer has")
 
     @property
