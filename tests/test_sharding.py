@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -272,6 +273,16 @@ def refuses() -> None:
     parallelize(net.model, mesh_for("1-D"))
     with pytest.raises(UserError, match=r"head.weight must be sharded in the same way.*before SparseNet"):
         train(net, opt, "tp", 1)
+    for keep in (True, False):
+        net, _ = build("dcil", "plain", 9)
+        whole_net = FullyShardedDataParallel(net, use_orig_params=keep, device_id=torch.device("cpu"))
+        opt = torch.optim.SGD(whole_net.parameters(), lr=0.1)
+        with pytest.raises(UserError, match=r"fully_shard\(net\) keeps them"):
+            net.loss(whole_net(torch.randn(4, 5).double()), torch.zeros(4, dtype=torch.long)).backward()
+            opt.step()
+            net.update_masks()
+    with pytest.raises(UserError, match="which flattens weights"):
+        SparseNet(FullyShardedDataParallel(Net(), device_id=torch.device("cpu")), dcil.DPF(sparsity=0.5, steps=9))
     net, opt = build("dcil", "after", 9)
     with pytest.raises(UserError, match="EMA"):
         EMA(net)

@@ -179,6 +179,19 @@ def check_blocks(net: nn.Module, blocks: Collection[nn.Module]) -> None:
         )
 
 
+def weight_of(model: nn.Module, name: str, mask: Tensor) -> nn.Parameter:
+    """The weight of that name; refused where another tool has flattened it or taken it away."""
+    module, _, key = name.rpartition(".")
+    found = model.get_submodule(module)._parameters.get(key)
+    if not isinstance(found, nn.Parameter) or found.shape != mask.shape:
+        got = "none" if found is None else f"a {type(found).__name__} of shape {tuple(found.shape)}"
+        raise UserError(
+            f"{name} must be a parameter of shape {tuple(mask.shape)} wherever net uses it, got {got}: "
+            "FullyShardedDataParallel and ZeRO-3 flatten or take away weights, fully_shard(net) keeps them"
+        )
+    return found
+
+
 def check_method(method: Method) -> None:
     """Refuse methods that would be wrong on parts of the weights."""
     if not method.shards():

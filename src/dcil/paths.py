@@ -154,8 +154,8 @@ class Paths(nn.Module):
 
     def layer(self, name: str) -> PrunableWeight:
         """The prunable weight of that name with its mask: live tensors."""
-        layout = self._partition.prunable[name]
-        return PrunableWeight(name, self.model.get_parameter(name), self._masks.get_buffer(name), **vars(layout))
+        layout, mask = self._partition.prunable[name], self._masks.get_buffer(name)
+        return PrunableWeight(name, fsdp.weight_of(self.model, name, mask), mask, **vars(layout))
 
     @property
     def masks(self) -> dict[str, Tensor]:

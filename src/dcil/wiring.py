@@ -31,11 +31,14 @@ def check_model(model: nn.Module) -> None:
     """Refuse models that cannot be right: wrapped for several processes, lazy, or with activation checkpointing."""
     if not isinstance(model, nn.Module):
         raise UserError(f"the model must be an nn.Module, got {model!r}")
-    if isinstance(model, (DistributedDataParallel, DataParallel)) or type(model).__name__ == "FullyShardedDataParallel":
+    if isinstance(model, (DistributedDataParallel, DataParallel)):
         kind = type(model).__name__
         raise UserError(f"the model must be plain, got {kind}: wrap the other way round, {kind}(SparseNet(model, …)), "
                         "so that every path's gradients are averaged")  # fmt: skip
     for name, module in model.named_modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise UserError(f"the model {name!r} must be plain or sharded by fully_shard, got {type(module).__name__}, "
+                            "which flattens weights: call fully_shard on the net's blocks and on the net")  # fmt: skip
         if any(getattr(module, flag, False) is True for flag in CHECKPOINTING):
             raise UserError(
                 f"module {name or type(model).__name__!r} {RECOMPUTED}, "
