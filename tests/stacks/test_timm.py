@@ -15,7 +15,7 @@ from timm.layers import set_reentrant_ckpt
 from timm.loss import BinaryCrossEntropy, JsdCrossEntropy, LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from timm.models import resume_checkpoint
 from timm.optim import create_optimizer_v2
-from timm.utils import CheckpointSaver, ModelEmaV3, NativeScaler
+from timm.utils import CheckpointSaver, ModelEmaV2, ModelEmaV3, NativeScaler
 from torch import Tensor, nn
 from two_networks import assert_gradients, gradients, kl
 
@@ -184,6 +184,18 @@ def test_an_average_has_the_masks_of_the_net():
     x, _ = batch()
     assert torch.equal(sparse(x), ema(x)) and not torch.allclose(sparse(x), net.eval()(x))
     assert int((sparse.blocks[0].mlp.fc1.weight == 0).sum()) >= int((~net.masks["blocks.0.mlp.fc1.weight"]).sum()) > 0
+
+
+def test_an_average_of_masks_is_told_when_it_is_finalized():
+    net = dcil.SparseNet(vit(), METHOD)
+    opt = create_optimizer_v2(net, "adamw", lr=1e-2)
+    net.attach(opt)
+    ema = ModelEmaV2(net, decay=0.9)
+    for _ in range(STEPS):
+        train(net, opt, 1)
+        ema.update(net)
+    with pytest.warns(UserWarning, match=r"asked for a sparsity of 0.8, reached 0.0000"):
+        ema.module.finalize()
 
 
 def test_a_checkpoint_of_timm_resumes_exactly(tmp_path):
