@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import dcil
@@ -149,6 +149,20 @@ def resumes(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_state_dicts_are_the_whole_network(tmp_path):
     run(2, tmp_path, resumes, tmp_path)
+
+
+def hands_back_plain_tensors() -> None:
+    """Buffers too, where distribute_module has replicated them."""
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 3))
+    distribute_module(model, mesh_for("1-D"))
+    final = SparseNet(model, dcil.DPF(sparsity=0.5, steps=9)).finalize()
+    assert {type(tensor) for tensor in final.state_dict().values()} == {torch.Tensor}
+    assert final(torch.randn(4, 5)).shape == (4, 3)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_finalize_gives_plain_tensors(tmp_path):
+    run(2, tmp_path, hands_back_plain_tensors)
 
 
 def averages(folder: Path) -> None:

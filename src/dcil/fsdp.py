@@ -222,9 +222,8 @@ def copied(modules: Copied, memo: dict[int, Any] | None = None, gather: bool = F
     memo = {} if memo is None else memo
     kinds = {module: type(module) for module in inner if is_block(module)}
     for module in inner:
-        memo.update(
-            {id(p): own_copy(p, gather) for p in module._parameters.values() if p is not None and is_sharded(p)}
-        )
+        tensors = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
+        memo.update({id(tensor): own_copy(tensor, gather) for tensor in tensors if is_sharded(tensor)})
         for key, value in vars(module).items():
             if isinstance(value, dict) and ("hooks" in key or COMPOSABLE in key):
                 kept = {k: hook for k, hook in value.items() if not of_torch_distributed(hook)}
@@ -243,9 +242,9 @@ def copied(modules: Copied, memo: dict[int, Any] | None = None, gather: bool = F
     return result
 
 
-def own_copy(parameter: Tensor, gather: bool) -> nn.Parameter:
-    found = whole(parameter) if gather else parameter.detach().clone()
-    return nn.Parameter(found, parameter.requires_grad)
+def own_copy(tensor: Tensor, gather: bool) -> Tensor:
+    found = whole(tensor) if gather else tensor.detach().clone()
+    return nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
 
 
 def of_torch_distributed(hook: object) -> bool:
