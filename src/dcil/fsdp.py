@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dcil.errors import UserError
 from dcil.method import Method
-from dcil.sharding import is_sharded, like, whole
+from dcil.sharding import is_distributed, is_sharded, like, whole
 from dcil.wiring import tensors_in
 
 #: In the names of the attributes by which fully_shard knows its modules.
@@ -160,7 +160,7 @@ def gathered(tensor: Tensor) -> Tensor:
 
 def reshard(net: nn.Module) -> None:
     """Free gathered parameters, so that the modules hold the sharded ones, which the optimizer changes."""
-    for module in net.modules():
+    for module in net.modules() if is_distributed() else ():
         if is_block(module):
             module.reshard()  # type: ignore[operator]
 

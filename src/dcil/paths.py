@@ -18,7 +18,7 @@ from dcil.errors import UserError, unknown
 from dcil.method import Method
 from dcil.naming import ASKED, Nested, answer, first_names, put, tied_names
 from dcil.partition import Choice, divide
-from dcil.sharding import Counts, is_sharded, like, must_follow
+from dcil.sharding import Counts, is_distributed, is_sharded, like, must_follow
 from dcil.weight import PrunableWeight
 
 Self = TypeVar("Self", bound="Paths")
@@ -84,7 +84,7 @@ class Paths(nn.Module):
         """The output of one path."""
         if name not in self.method.paths:
             raise unknown("path", name, self.method.paths)
-        self._checks.initialised(self.masks)
+        self._checks.initialised(self.first_mask)
         blocks = fsdp.find_blocks(self)
         if blocks:
             self.follow_shards()
@@ -163,6 +163,11 @@ class Paths(nn.Module):
         return {name: self._masks.get_buffer(name) for name in self._partition.prunable}
 
     @property
+    def first_mask(self) -> Tensor:
+        """One of the masks, for what is the same of all."""
+        return self._masks.get_buffer(next(iter(self._partition.prunable)))
+
+    @property
     def state(self) -> dict[str, Tensor]:
         """The method's tensors by name, live."""
         return dict(self._state.named_buffers())
@@ -174,12 +179,12 @@ class Paths(nn.Module):
 
     def remember_counts(self) -> None:
         """Called where every process comes by, so that one of them may log ``sparsity`` or ``metrics()`` alone."""
-        if any(map(is_sharded, self.masks.values())):
+        if is_distributed() and any(map(is_sharded, self.masks.values())):
             self._counts.of(list(self.masks.values()))
 
     def follow_shards(self) -> None:
         """Shard the masks and the method's tensors as the weights are, which may have been sharded after wrapping."""
-        for layer in self.layers:
+        for layer in self.layers if is_distributed() else ():
             if is_sharded(layer.weight):
                 fsdp.check_method(self.method)
             if must_follow(layer.mask, layer.weight):

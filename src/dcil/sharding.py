@@ -56,6 +56,11 @@ def same_layout(a: DTensor, b: DTensor) -> bool:
     return a.device_mesh == b.device_mesh and a.placements == b.placements
 
 
+def is_distributed() -> bool:
+    """Whether there are several processes, so that tensors may be sharded: asked before every tensor is."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def must_follow(tensor: Tensor, weight: Tensor) -> bool:
     """Whether the weight has been sharded, or sharded further, since ``tensor`` was placed as it.
 

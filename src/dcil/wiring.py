@@ -244,9 +244,9 @@ class Checks:
         if changed:
             self.paths.clear()
 
-    def initialised(self, masks: Mapping[str, Tensor]) -> None:
+    def initialised(self, mask: Tensor) -> None:
         """Refuse masks that hold whatever was in memory."""
-        if self.empty or next(iter(masks.values())).is_meta:
+        if self.empty or mask.is_meta:
             raise UserError(
                 "the masks must be initialised after to_empty, got uninitialised memory: load a state dict, or call "
                 "net.reset() once the weights have their values"
