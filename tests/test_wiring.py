@@ -175,6 +175,19 @@ def test_an_optimizer_of_the_model_alone_is_refused(attach):
     net.step(opt)
 
 
+@pytest.mark.parametrize("attach", [True, False])
+def test_a_loss_that_forgets_a_path_is_refused(attach):
+    net = make()
+    opt = sgd(net)
+    if attach:
+        net.attach(opt)
+    x, y = batch((2, 8, 8), dtype=torch.float)
+    nn.functional.cross_entropy(net(x)["pruned"], y).backward()
+    with pytest.raises(UserError, match="the super path has no part in"):
+        opt.step()
+        net.step(opt)
+
+
 def test_something_else_than_an_optimizer():
     with pytest.raises(UserError, match=r"must be a torch\.optim\.Optimizer, got str"):
         make().attach("adam")

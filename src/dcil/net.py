@@ -158,7 +158,7 @@ class SparseNet(Paths):
     @torch.no_grad()
     def count_step(self, optimizer: Optimizer | None) -> Update | None:
         """Count a step that was taken: the only place that does. Engines call it, and it calls the observers."""
-        self._checks.initialised(self.first_mask)
+        self._checks.step(self.first_mask, self if self._steps_done == 0 else None)
         self._steps_done += 1
         context = self.context(optimizer)
         if not context.layers:  # all of them frozen

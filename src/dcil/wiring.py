@@ -126,6 +126,19 @@ def check_optimizer(net: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         )
 
 
+def check_gradients(model: nn.Module, private: Mapping[str, nn.Module]) -> None:
+    """Refuse gradients of a loss that a path has no part in, such as one of ``net(x)["pruned"]`` alone."""
+    if all(parameter.grad is None for parameter in model.parameters()):
+        return  # zeroed already
+    for path, module in private.items():
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if trained and all(parameter.grad is None for parameter in trained):
+            raise UserError(
+                f"the loss must be that of all paths, as net.loss(net(x), y) gives it, got one that the {path} "
+                "path has no part in"
+            )
+
+
 def was_skipped(optimizer: Optimizer) -> bool:
     """Whether the step changed no weight: a GradScaler told a fused optimizer so, or it only created its state."""
     found = getattr(optimizer, "found_inf", None)
@@ -251,6 +264,12 @@ class Checks:
                 "the masks must be initialised after to_empty, got uninitialised memory: load a state dict, or call "
                 "net.reset() once the weights have their values"
             )
+
+    def step(self, mask: Tensor, first: Any = None) -> None:
+        """Refuse steps without masks, and a net's ``first`` one if its loss forgot a path."""
+        self.initialised(mask)
+        if first is not None:
+            check_gradients(first.model, {path: first.get_submodule(path) for path in list(first.method.paths)[1:]})
 
     def output(self, path: str, output: Any) -> None:
         """Refuse checkpointing in a path's first output with gradients."""

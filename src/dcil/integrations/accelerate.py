@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from dcil.errors import UserError
 from dcil.integrations import model_loss
 from dcil.integrations.model_loss import Batch
 from dcil.method import Method
-from dcil.net import SparseNet, Update
+from dcil.net import SparseNet
 
 
 class SparseModel(SparseNet):
@@ -79,15 +78,6 @@ class SparseModel(SparseNet):
             return outputs
         loss = self.loss_of_all(outputs, batch, own_loss) if self.training else loss
         return model_loss.with_loss(output, loss if share is None else loss * share)
-
-    def count_step(self, optimizer: Optimizer | None) -> Update | None:
-        if self.steps_done == 0:
-            for path in list(self.method.paths)[1:]:
-                trained = [p for p in self.get_submodule(path).parameters() if p.requires_grad]
-                if trained and all(p.grad is None for p in trained):
-                    raise UserError(f"the loss must be that of all paths, model(**batch).loss, got one that the {path} "
-                                    "path has no part in (net.loss_of_all takes a loss of your own)")  # fmt: skip
-        return super().count_step(optimizer)
 
     def loss_of_all(self, outputs: Mapping[str, Any], batch: Batch, task: Callable[..., Tensor]) -> Tensor:
         """The loss over all paths: ``task(output, labels)`` on each, and the KL terms."""
