@@ -242,3 +242,8 @@ def test_a_distance_is_recognised_in_another_process():
 
     one, two = (DCIL(sparsity=0.5, steps=8, distill=Distance()) for _ in range(2))
     assert checksum(one) == checksum(two)
+
+
+def test_single_zeros_under_whole_filters_are_announced():
+    with pytest.warns(UserWarning, match=r"single weights of 0\.weight, 3\.weight"):
+        SparseNet(thinned(0.8), DPF(sparsity=0.9, steps=8, granularity=Filter()), masks="zeros")

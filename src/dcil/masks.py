@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 
 from dcil.errors import UserError, unknown
+from dcil.granularity import Filter
 from dcil.inspection import count_groups
 from dcil.method import Method
-from dcil.sharding import like
+from dcil.sharding import like, whole
 from dcil.weight import PrunableWeight
 
 
@@ -28,9 +30,21 @@ def take_masks(masks: str | Mapping[str, Tensor], method: Method, layers: Sequen
     for layer in layers:
         mask = layer.weight != 0 if isinstance(masks, str) else masks.get(layer.name, layer.mask)
         layer.mask.copy_(like(mask.to(layer.mask.device), layer.mask))
+    if isinstance(method.granularity, Filter) and (parts := [layer.name for layer in layers if has_parts(layer)]):
+        warnings.warn(
+            f"masks prune single weights of {', '.join(parts)}, which {method.granularity} brings back at the first "
+            "update: it prunes whole filters",
+            stacklevel=5,  # the caller of SparseNet
+        )
     pruned, groups = count_groups(method, layers)
     found = min(pruned / max(1, groups), method.sparsity)
     return replace(method, initial_sparsity=max(method.initial_sparsity, found))
+
+
+def has_parts(layer: PrunableWeight) -> bool:
+    """Whether a filter of the layer is pruned in part."""
+    rows = layer.rows(whole(layer.mask))
+    return bool((rows.any(1) & ~rows.all(1)).any())
 
 
 def check_masks(masks: Mapping[str, Tensor], layers: Sequence[PrunableWeight]) -> None:
