@@ -303,6 +303,29 @@ def test_a_net_in_training_is_copied_and_pickled():
     assert net.steps_done == 1
 
 
+def test_averages_of_masks_are_refused():
+    net = make()
+    opt = sgd(net)
+    net.attach(opt)
+    average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    right = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average)
+    wrong = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average, use_buffers=True)
+    x, _ = batch((2, 8, 8), dtype=torch.float)
+    for _ in range(8):
+        one_step(net, opt)
+        right.update_parameters(net)
+        wrong.update_parameters(net)
+        right.eval()(x)
+    with pytest.raises(UserError, match=r"buffers were averaged; use dcil\.EMA"):
+        wrong.eval()(x)
+    with pytest.raises(UserError, match="averaged"):
+        wrong.module.finalize()
+    assert right.module.sparsity == net.sparsity
+    torch.testing.assert_close(right.module.finalize()(x), right(x))
+    copy.deepcopy(net).eval()(x)
+    copy.deepcopy(net).finalize()
+
+
 def test_what_is_handed_back_is_free_of_dcil():
     sparse = make(DPF(sparsity=0.0, steps=8)).finalize()
     assert not sparse._load_state_dict_post_hooks

@@ -28,9 +28,10 @@ from dcil.methods import (
     Rewind,
     RigL,
 )
-from dcil.net import MaskObserver, SparseNet, Update
+from dcil.net import SparseNet
 from dcil.schedule import AtSteps, Constant, Cubic, Never, Schedule, Timeline
 from dcil.scope import ERK, Global, Scope, Uniform
+from dcil.update import MaskObserver, Update
 
 __version__ = "0.1.0"
 

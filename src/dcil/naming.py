@@ -59,6 +59,9 @@ def rename_old_keys(state_dict: dict[str, Any], prefix: str) -> None:
         new = name.removeprefix("_private.").replace("/", ".")
         if new != name:
             state_dict[prefix + new] = state_dict.pop(key)
+    masks = [tensor for key, tensor in state_dict.items() if key.startswith(f"{prefix}_masks.")]
+    if masks and f"{prefix}_kept" not in state_dict:
+        state_dict[f"{prefix}_kept"] = sum(mask.sum().cpu() for mask in masks)
 
 
 # -- names of parameters, as those who group them ask for ------------------------------------------------------------

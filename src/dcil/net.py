@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,22 +21,7 @@ from dcil.partition import Choice
 from dcil.paths import Paths
 from dcil.sharding import whole
 from dcil.task import Objective, Task, find_logits
-
-
-@dataclass(frozen=True)
-class Update:
-    """A mask update: after which step, and how many weights it (revived, dropped), left on the device."""
-
-    step: int
-    changes: Tensor
-
-
-class MaskObserver(Protocol):
-    """Called before and after every mask update; see ``SparseNet.add_observer``."""
-
-    def before_update(self, step: int) -> None: ...
-
-    def after_update(self, update: Update) -> None: ...
+from dcil.update import MaskObserver, Update
 
 
 class SparseNet(Paths):
@@ -107,6 +91,7 @@ class SparseNet(Paths):
             self._set_method(take_masks(masks, self.method, self.layers))
         elif not self.layers[0].mask.is_meta:
             self.method.start(self.context(None))
+        self._kept.copy_(self.kept.sum())
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -171,8 +156,8 @@ class SparseNet(Paths):
         """Recompute the masks for the steps done, whether that is due or not."""
         for observer in self._observers:
             observer.before_update(self._steps_done)
-        update = Update(self._steps_done, self.hooks.update_masks(self.context(optimizer)))
-        self._last_update = update
+        update = self._last_update = Update(self._steps_done, self.hooks.update_masks(self.context(optimizer)))
+        self._kept.add_(update.changes[0] - update.changes[1])
         if self.warn_of_empty_layers:
             self._checks.kept(list(self.masks), self.kept, self._steps_done)
         for observer in self._observers:
@@ -237,6 +222,7 @@ class SparseNet(Paths):
         Of a sharded net every process gets all of it, in plain tensors; all of them must call this.
         """
         follow_shards(self)
+        self._checks.masks(self.masks, self._kept)
         for note in self.notes():
             warnings.warn(note, stacklevel=3)  # past no_grad
         # Tensors that a forward pass left on a module cannot be copied with their history.

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from dcil import fsdp, views, wiring
+from dcil.checks import Checks
 from dcil.errors import UserError, unknown
 from dcil.method import Method
 from dcil.naming import ASKED, Nested, answer, first_names, put, tied_names
@@ -31,7 +32,10 @@ class Paths(nn.Module):
     super.layer1.0.bn1.weight        what another path has for itself
     _masks.layer1.0.conv1.weight     True = kept
     _state.fisher.…                  tensors of the method
+    _kept                            the number of weights that the updates left
     """
+
+    _kept: Tensor
 
     def __init__(
         self,
@@ -63,7 +67,8 @@ class Paths(nn.Module):
         self._shared = [n for n, p in parameters if n not in self._partition.prunable and id(p) not in own]
         self._shared_buffers = [n for n, b in buffers if id(b) not in own]
         self._first_names, self._tied_names = first_names(self.model), tied_names(self.model)
-        self._checks, self._counts = wiring.Checks(), Counts()
+        self._checks, self._counts = Checks(), Counts()
+        self.register_buffer("_kept", torch.zeros((), dtype=torch.long, device=self.first_mask.device))
 
     def train(self: Self, mode: bool = True) -> Self:
         self._checks.new_phase(mode != self.training)
@@ -84,11 +89,11 @@ class Paths(nn.Module):
         """The output of one path."""
         if name not in self.method.paths:
             raise unknown("path", name, self.method.paths)
-        self._checks.initialised(self.first_mask)
         blocks = fsdp.find_blocks(self)
         if blocks:
             self.follow_shards()
             self.remember_counts()
+        self._checks.masks(self.masks, self._kept)
         seen = self.tensors(name, fsdp.names_outside(self.model, blocks))
         with wiring.checkpointing_refused(), fsdp.substituted(blocks, lambda names: self.tensors(name, names)):
             output = self.call(seen, *args, **kwargs)
@@ -131,9 +136,7 @@ class Paths(nn.Module):
         return seen
 
     def _private(self, path: str) -> Nested:
-        found = self.get_submodule(path)
-        assert isinstance(found, Nested)
-        return found
+        return cast(Nested, self.get_submodule(path))
 
     def private_modules(self) -> dict[str, nn.Module]:
         """The pruned path's own modules: the model's."""

@@ -186,7 +186,7 @@ def test_an_average_has_the_masks_of_the_net():
     assert int((sparse.blocks[0].mlp.fc1.weight == 0).sum()) >= int((~net.masks["blocks.0.mlp.fc1.weight"]).sum()) > 0
 
 
-def test_an_average_of_masks_is_told_when_it_is_finalized():
+def test_an_average_of_masks_is_refused():
     net = dcil.SparseNet(vit(), METHOD)
     opt = create_optimizer_v2(net, "adamw", lr=1e-2)
     net.attach(opt)
@@ -194,7 +194,7 @@ def test_an_average_of_masks_is_told_when_it_is_finalized():
     for _ in range(STEPS):
         train(net, opt, 1)
         ema.update(net)
-    with pytest.warns(UserWarning, match=r"asked for a sparsity of 0.8, reached 0.0000"):
+    with pytest.raises(dcil.UserError, match=r"buffers were averaged; use dcil\.EMA"):
         ema.module.finalize()
 
 

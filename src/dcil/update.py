@@ -1,0 +1,24 @@
+"""Update: what a mask update changed, and who is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Update:
+    """A mask update: after which step, and how many weights it (revived, dropped), left on the device."""
+
+    step: int
+    changes: Tensor
+
+
+class MaskObserver(Protocol):
+    """Called before and after every mask update; see ``SparseNet.add_observer``."""
+
+    def before_update(self, step: int) -> None: ...
+
+    def after_update(self, update: Update) -> None: ...
