@@ -67,7 +67,7 @@ def wrong(words, capsys):
         (["train", "--device", "gpu"], ["gpu", "allowed: auto, cpu, cuda"]),
         (["train", "--device", "meta"], ["meta", "allowed: auto, cpu, cuda"]),
         (["train", "--weight-decay", "inf"], ["--weight-decay must be", "finite, got inf"]),
-        (["train", "--set", "kl=inf"], ["kl must be finite, got inf"]),
+        (["train", "--set", "kl=inf"], ["kl must be a finite number, got inf"]),
         (["train", "--set", "ramp=0.5"], ["ramp=0.5", "--target-epoch"]),
         (["train", "--set", "criterion=obs2"], ["'obs2'", "'obs'"]),
         (["train", "--set", "scope=unifrom"], ["'unifrom'", "'uniform'"]),
