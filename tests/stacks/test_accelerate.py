@@ -96,7 +96,7 @@ def test_a_loss_that_forgets_a_path_is_refused():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     net.attach(optimizer)
     torch.nn.functional.cross_entropy(net(**batch).logits, batch["labels"]).backward()
-    with pytest.raises(dcil.UserError, match=r"model\(\*\*batch\)\.loss"):
+    with pytest.raises(dcil.UserError, match="path has no part in"):
         optimizer.step()
 
 
