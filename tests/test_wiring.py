@@ -384,12 +384,13 @@ def test_state_dicts_of_version_0_1_load():
             return f"_private.super.{module.replace('.', '/')}.{leaf}"
         return f"{head}.{rest.replace('.', '/')}" if head in ("_masks", "_state") else key
 
-    was = {old(key): value for key, value in state.items()}
+    was = {old(key): value for key, value in state.items() if key != "_kept"}
     assert "_masks.0/weight" in was
     was["_extra_state"] = torch.tensor(5)
     fresh = make()
     fresh.load_state_dict(was)
     assert fresh.steps_done == 5
+    assert int(fresh._kept) == int(fresh.kept.sum())
 
 
 def test_names_are_the_users_own():
@@ -417,6 +418,20 @@ def test_memory_that_was_never_written_is_refused():
     net.reset()
     assert net.sparsity == 0
     net(torch.randn(6, 2, 8, 8))
+
+
+def test_masks_follow_a_model_that_was_materialised_without_them():
+    with torch.device("meta"):
+        net = make(DPF(sparsity=0.5, steps=8, every=1))
+    net.model.to_empty(device="cpu")
+    net.load_model(model().state_dict())
+    net.reset()
+    opt = sgd(net)
+    for _ in range(8):
+        one_step(net, opt)
+        net.step(opt)
+    assert int(net._kept) == int(net.kept.sum())
+    assert net.sparsity == pytest.approx(0.5, abs=1e-3)
 
 
 # -- layers frozen after wrapping --------------------------------------------------------------------------------

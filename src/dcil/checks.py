@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -93,15 +93,16 @@ class Checks:
             refuse_checkpoints_in(output)
             self.paths.add(path)
 
-    def masks(self, masks: Mapping[str, Tensor], kept: Tensor) -> None:
+    def masks(self, net: Any) -> None:
         """Refuse masks without values, and a copy whose masks were averaged: more are kept than the updates left."""
-        self.initialised(next(iter(masks.values())))
-        if not self.copied or torch.compiler.is_compiling() or any(map(is_sharded, masks.values())):
+        self.initialised(net.first_mask)
+        if not self.copied or torch.compiler.is_compiling():
             return
-        versions = [mask._version for mask in masks.values()]
-        if versions != self.versions:  # else known to be right
-            found, left = int(count_true(list(masks.values())).sum()), int(kept)
-            if found > left + 0.01 * sum(mask.numel() for mask in masks.values()):
+        masks = list(net.masks.values())
+        versions = [mask._version for mask in masks]
+        if versions != self.versions and not any(map(is_sharded, masks)):  # else known to be right
+            found, left = int(count_true(masks).sum()), int(net._kept)
+            if found > left + 0.01 * sum(mask.numel() for mask in masks):
                 raise UserError(
                     f"the masks must be those of an update, which left {left} weights, got {found}: buffers were "
                     "averaged; use dcil.EMA(net), or averages without buffers (use_buffers=False)"

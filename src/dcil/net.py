@@ -91,7 +91,7 @@ class SparseNet(Paths):
             self._set_method(take_masks(masks, self.method, self.layers))
         elif not self.layers[0].mask.is_meta:
             self.method.start(self.context(None))
-        self._kept.copy_(self.kept.sum())
+        self._kept = self.kept.sum()  # beside the masks, wherever these are now
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class SparseNet(Paths):
         Of a sharded net every process gets all of it, in plain tensors; all of them must call this.
         """
         follow_shards(self)
-        self._checks.masks(self.masks, self._kept)
+        self._checks.masks(self)
         for note in self.notes():
             warnings.warn(note, stacklevel=3)  # past no_grad
         # Tensors that a forward pass left on a module cannot be copied with their history.

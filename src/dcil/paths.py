@@ -93,7 +93,7 @@ class Paths(nn.Module):
         if blocks:
             self.follow_shards()
             self.remember_counts()
-        self._checks.masks(self.masks, self._kept)
+        self._checks.masks(self)
         seen = self.tensors(name, fsdp.names_outside(self.model, blocks))
         with wiring.checkpointing_refused(), fsdp.substituted(blocks, lambda names: self.tensors(name, names)):
             output = self.call(seen, *args, **kwargs)

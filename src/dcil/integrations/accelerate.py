@@ -21,6 +21,7 @@ from dcil.integrations import model_loss
 from dcil.integrations.model_loss import Batch
 from dcil.method import Method
 from dcil.net import SparseNet
+from dcil.task import IGNORED
 
 
 class SparseModel(SparseNet):
@@ -50,7 +51,7 @@ class SparseModel(SparseNet):
         variadic = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         self.arguments = list(parameters)
         self.accepts_items = bool(getattr(base, "accepts_loss_kwargs", variadic))
-        self.ignored = int(getattr(getattr(base, "config", None), "semantic_loss_ignore_index", model_loss.IGNORED))
+        self.ignored = int(getattr(getattr(base, "config", None), "semantic_loss_ignore_index", IGNORED))
         self.shifted = self.shifted_count = model_loss.shifts_labels(base)
         self.distils = getattr(method, "kl", 0) > 0
         self.recognised, self.assumed = False, assumed and self.distils

@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dcil.task import find_logits
+from dcil.task import IGNORED, find_logits
 
 #: What a batch holds, by the names of the model's arguments.
 Batch = Mapping[str, Any]
-IGNORED = -100
 SPAN = ("start_positions", "end_positions")
 
 
