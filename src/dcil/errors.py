@@ -12,6 +12,12 @@ class UserError(ValueError):
     exit_code = 2
 
 
+class Diverged(UserError):
+    """Weights or loss are no longer finite: the training failed, not its settings."""
+
+    exit_code = 1
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str], nearest_only: bool = False) -> UserError:
     """Return the error for a name that is not allowed: the name, the nearest allowed one, all of them."""
     names = sorted(allowed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -59,14 +59,6 @@ class Selection:
     criterion: Criterion
     scope: Scope
     min_kept: int
-
-
-class StepHooks(Protocol):
-    """What ``SparseNet.step`` calls: the method itself, or an engine that has recorded the same computation."""
-
-    def after_step(self, context: StepContext) -> None: ...
-
-    def update_masks(self, context: StepContext) -> Tensor: ...
 
 
 #: Key -> the hooks whose computation it declares. A subclass that overrides one of them must declare the key anew.
@@ -233,7 +225,7 @@ class Method:
 
     def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
         """One score per group of the layer, 1-D."""
-        return self.granularity.groups(layer, self.criterion.score(layer, state))
+        return self.granularity.groups(layer, self.criterion.score(layer, state), self.criterion.power)
 
     # -- the other hooks ---------------------------------------------------------------------------------------------
 
@@ -251,6 +243,10 @@ class Method:
 
     def start(self, context: StepContext) -> None:
         """Called before the first step; the masks are all True."""
+
+    def reads(self, layer: PrunableWeight, context: StepContext) -> list[Tensor]:
+        """The tensors that ``update`` reads besides the masks; they must be finite."""
+        return [layer.weight.detach(), *self.criterion.reads(layer, context.state)]
 
     def view(self, path: str, layer: PrunableWeight, state: State) -> Tensor:
         """The tensor that a layer computes with on ``path``, in training."""

@@ -14,14 +14,15 @@ from torch.optim import Optimizer
 from dcil import fsdp, identity, inspection, wiring
 from dcil.attachment import Attachment
 from dcil.errors import UserError
+from dcil.finite import FiniteCheck
 from dcil.masks import take_masks
-from dcil.method import Method, StepContext, StepHooks
+from dcil.method import Method, StepContext
 from dcil.naming import put, rename_old_keys
 from dcil.partition import Choice
 from dcil.paths import Paths
 from dcil.sharding import whole
 from dcil.task import Objective, Task, find_logits
-from dcil.update import MaskObserver, Update
+from dcil.update import MaskObserver, StepHooks, Update
 
 
 class SparseNet(Paths):
@@ -64,6 +65,7 @@ class SparseNet(Paths):
         self._attachment: Attachment | None = None
         self._parts: Mapping[str, Tensor | float] = {}
         self._last_update: Update | None = None
+        self._finite = FiniteCheck()
         wiring.CopyOnLoad(self).register()
         self.register_state_dict_pre_hook(follow_shards)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(follow_shards)  # type: ignore[no-untyped-call]
@@ -153,10 +155,12 @@ class SparseNet(Paths):
 
     @torch.no_grad()
     def update_masks(self, optimizer: Optimizer | None = None) -> Update:
-        """Recompute the masks for the steps done, whether that is due or not."""
+        """Recompute the masks for the steps done, due or not; weights that are not finite raise ``Diverged``."""
+        context = self.context(optimizer)
+        self._finite.before_update(self.method, context)
         for observer in self._observers:
             observer.before_update(self._steps_done)
-        update = self._last_update = Update(self._steps_done, self.hooks.update_masks(self.context(optimizer)))
+        update = self._last_update = Update(self._steps_done, self.hooks.update_masks(context))
         self._kept.add_(update.changes[0] - update.changes[1])
         if self.warn_of_empty_layers:
             self._checks.kept(list(self.masks), self.kept, self._steps_done)
@@ -180,16 +184,17 @@ class SparseNet(Paths):
                             "freeze before wrapping, or name the others in prunable=['…']")  # fmt: skip
         return StepContext(layers, self._steps_done, optimizer, self.state, self.model)
 
+    # -- results --------------------------------------------------------------------------------------------------
+
     @property
     def steps_done(self) -> int:
         """Optimizer steps counted so far."""
         return self._steps_done
 
-    # -- results --------------------------------------------------------------------------------------------------
-
     @property
     def sparsity(self) -> float:
         """The exact fraction of the prunable weights that is pruned now (waits for the device)."""
+        self._finite.settle()
         total = sum(mask.numel() for mask in self.masks.values())
         return 1 - int(self.kept.sum()) / total
 
@@ -200,6 +205,7 @@ class SparseNet(Paths):
 
     def metrics(self) -> dict[str, float]:
         """Loss parts, KL weight, sparsity in all and by layer, flips of the last update (waits for the device)."""
+        self._finite.settle()
         flips = None if self._last_update is None else self._last_update.changes
         return inspection.measure(self._steps_done, self.masks, self.kept, self._parts, flips)
 
@@ -223,6 +229,7 @@ class SparseNet(Paths):
         """
         follow_shards(self)
         self._checks.masks(self)
+        self._finite.weights(self.layers, self._steps_done)
         for note in self.notes():
             warnings.warn(note, stacklevel=3)  # past no_grad
         # Tensors that a forward pass left on a module cannot be copied with their history.

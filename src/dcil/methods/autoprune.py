@@ -75,6 +75,7 @@ class AutoPrune(Method):
             layer.mask.copy_(context.state[f"indicator.{layer.name}"] > 0)
 
     def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
-        # Monotone and never negative, as rankings want it.
-        scores = torch.sigmoid(state[f"indicator.{layer.name}"].detach().double()).float()
-        return self.granularity.groups(layer, scores)
+        return self.granularity.groups(layer, state[f"indicator.{layer.name}"].detach())
+
+    def reads(self, layer: PrunableWeight, context: StepContext) -> list[Tensor]:
+        return [*super().reads(layer, context), context.state[f"indicator.{layer.name}"].detach()]

@@ -86,7 +86,7 @@ class DNS(Method):
 
     def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
         """|w| / 0.9 where kept, |w| / 1.1 where cut: exactly the weights with a score up to t are cut by t."""
-        size = layer.weight.detach().float().abs()
+        size = layer.magnitude
         return self.granularity.groups(layer, torch.where(layer.mask, size / 0.9, size / 1.1))
 
     def shards(self) -> bool:

@@ -89,7 +89,7 @@ class DropAndGrow(Zeroed):
 
 def largest_weights(layer: PrunableWeight, count: int) -> Tensor:
     """The ``count`` largest of the layer's kept weights, as a mask."""
-    return largest_among(layer.mask, layer.weight.detach().abs(), count)
+    return largest_among(layer.mask, layer.magnitude, count)
 
 
 def count_kept(masks: Sequence[Tensor]) -> list[int]:
