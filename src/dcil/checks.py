@@ -17,6 +17,7 @@ from dcil.errors import UserError
 from dcil.sharding import count_true, is_sharded
 from dcil.wiring import (
     check_gradients,
+    check_layers,
     check_optimizer,
     checkpointing_refused,
     refuse_checkpoints_in,
@@ -31,12 +32,14 @@ class Arrival:
     def __init__(self, values: Tensor) -> None:
         self.values, self.event = values, None
         if values.is_cuda:
-            self.values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+            self.values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(
+                values, non_blocking=True
+            )
             self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.event.record()
 
     def here(self) -> bool:
-        return self.event is None or bool(self.event.query())
+        return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
 
 
 class Weights:
@@ -82,7 +85,7 @@ def written(name: str) -> UserError:
 
 def is_readable(tensor: Tensor) -> bool:
     """Whether the tensor holds numbers of its own: not sharded, fake, or inside a transform of torch.func."""
-    plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta
+    plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta and not tensor.is_inference()
     return plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
@@ -171,6 +174,10 @@ class Checks:
                 "the masks must be initialised after to_empty, got uninitialised memory: load a state dict, or call "
                 "net.reset() once the weights have their values"
             )
+        if mask.dtype != torch.bool:
+            raise UserError(
+                f"the masks must be bool, got {mask.dtype}: convert the net with net.to(dtype), not net.type"
+            )
 
     def step(self, mask: Tensor, first: Any = None) -> None:
         """Refuse steps without masks, and a net's ``first`` one if its loss forgot a path."""
@@ -194,8 +201,8 @@ class Checks:
         if new := sorted(changed - self.announced):
             self.announced |= changed
             warnings.warn(
-                f"forward changes the buffer {new[0]}, which is the pruned path's alone: the others read it after that; "
-                "name its module in private=[…] to give each path its own",
+                f"forward changes the buffer {new[0]}, which is the pruned path's alone: the others read it after "
+                "that; name its module in private=[…] to give each path its own",
                 stacklevel=9,  # the caller of net
             )
 
@@ -206,8 +213,10 @@ class Checks:
             self.paths.add(path)
 
     def masks(self, net: Any) -> None:
-        """Refuse masks without values, and a copy whose masks were averaged: more are kept than the updates left."""
+        """Refuse masks without values, other layers, and a copy with averaged masks, which keep too many."""
         self.initialised(net.first_mask)
+        if net.training and not self.paths and not torch.compiler.is_compiling():
+            check_layers(net)
         if not self.copied or torch.compiler.is_compiling():
             return
         masks = list(net.masks.values())

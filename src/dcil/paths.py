@@ -15,10 +15,11 @@ from torch.func import functional_call
 
 from dcil import fsdp, views, wiring
 from dcil.checks import Checks
-from dcil.errors import UserError, unknown
+from dcil.choice import Choice
+from dcil.errors import unknown
 from dcil.method import Method
 from dcil.naming import ASKED, Nested, answer, first_names, put, tied_names
-from dcil.partition import Choice, divide
+from dcil.partition import divide
 from dcil.sharding import Counts, is_distributed, is_sharded, like, must_follow
 from dcil.weight import PrunableWeight
 
@@ -46,9 +47,8 @@ class Paths(nn.Module):
         classifier: str | Sequence[str] | None,
     ) -> None:
         super().__init__()
-        if not isinstance(method, Method):
-            raise UserError(f"method must be a dcil.Method such as DCIL(sparsity=0.95, steps=60_000), got {method!r}")
-        wiring.check_model(model)
+        wiring.check_method(method)
+        wiring.check_model(model, Paths)
         if any(map(is_sharded, model.parameters())):
             fsdp.check_method(method)
         self.method = method
