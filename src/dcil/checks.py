@@ -215,6 +215,8 @@ class Checks:
     def masks(self, net: Any) -> None:
         """Refuse masks without values, other layers, and a copy with averaged masks, which keep too many."""
         self.initialised(net.first_mask)
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            raise UserError("torch.jit.trace must get a plain module, got a net: trace what net.finalize() returns")
         if net.training and not self.paths and not torch.compiler.is_compiling():
             check_layers(net)
         if not self.copied or torch.compiler.is_compiling():

@@ -193,16 +193,26 @@ def creates_state() -> bool:
 
 
 def check_layers(net: Any) -> None:
-    """Refuse layers that were added or taken away since the model was wrapped: paths would not know them."""
-    here = dict(net.model.named_parameters(remove_duplicate=False))
-    private = [name for path in list(net.method.paths)[1:] for name, _ in net.get_submodule(path).named_parameters()]
-    known = {id(here[name]) for name in (*net.masks, *net._shared, *private) if name in here}
-    known |= {id(p) for module in net.private_modules().values() for p in module.parameters()}
-    added = [name for name, p in here.items() if id(p) not in known]
-    gone = [name for name in (*net._shared, *private) if name not in here]
-    if added or gone:
-        raise UserError(f"the model must keep the layers that it had when it was wrapped, got {(added + gone)[0]} "
-                        f"{'added' if added else 'taken away'}: change it before SparseNet(model, …)")  # fmt: skip
+    """Refuse layers that were added, exchanged or taken away since the model was wrapped: paths would not know them."""
+    _ = net.layers  # refuses weights that are not there
+    here, modules = dict(net.model.named_parameters(remove_duplicate=False)), dict(net.model.named_modules())
+    copies = {name: net.get_submodule(path) for path in list(net.method.paths)[1:] for name in net._partition.private}
+    changed = [name for name in net._shared if name not in here]
+    for name, path in copies.items():
+        own, copy = modules.get(name), path.get_submodule(name)
+        alike = isinstance(own, type(copy)) or isinstance(copy, type(own))  # fully_shard derives a class of its own
+        if own is None or not alike or shapes(own) != shapes(copy):
+            changed.append(name)
+    known = {id(here[name]) for name in (*net.masks, *net._shared) if name in here}
+    known |= {id(p) for name in net._partition.private if name in modules for p in modules[name].parameters()}
+    changed += [name for name, parameter in here.items() if id(parameter) not in known]
+    if changed:
+        raise UserError(f"the model must keep the layers that it was wrapped with, got another {changed[0]}: change it "
+                        "before SparseNet(model, …)")  # fmt: skip
+
+
+def shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in module.named_parameters()}
 
 
 # -- the weights -------------------------------------------------------------------------------------------------------
