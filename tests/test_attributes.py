@@ -56,7 +56,7 @@ def method(**settings):
 
 
 def tensors(net, path):
-    own = {name: parameter for name, parameter in net.model.named_parameters()}
+    own = dict(net.model.named_parameters())
     return {name: tensor.detach().clone() for name, tensor in (own | net.tensors(path)).items()}
 
 
