@@ -13,7 +13,7 @@ SRC = ROOT / "src" / "dcil"
 #: In the order of the data's flow: a file imports what stands before it, never what stands after.
 KERNEL = ["errors", "views", "schedule", "weight", "scope", "sharding", "criteria", "granularity", "selection"]
 KERNEL += ["optimizer_state", "task", "distillation", "method", "methods", "naming", "identity", "wiring"]
-KERNEL += ["checks", "finite", "update"]
+KERNEL += ["attributes", "checks", "finite", "update", "choice"]
 KERNEL += ["attachment", "partition", "inspection", "masks", "fsdp", "paths", "net", "ema"]
 PACKAGES = ["models", "data", "runs", "tracing", "engine", "train", "integrations", "report", "reproduce"]
 PACKAGES += ["runtime", "export", "bench", "cli"]

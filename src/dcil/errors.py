@@ -18,6 +18,14 @@ class Diverged(UserError):
     exit_code = 1
 
 
+def described(value: object) -> str:
+    """What was given, for an error's one line: its value where that is short, else its type."""
+    text = repr(value) if isinstance(value, (str, bytes, int, float, list, tuple, dict, set, type(None))) else ""
+    if not text or len(text) > 60 or "\n" in text:
+        return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    return text
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str], nearest_only: bool = False) -> UserError:
     """Return the error for a name that is not allowed: the name, the nearest allowed one, all of them."""
     names = sorted(allowed)
