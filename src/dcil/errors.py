@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 from collections.abc import Iterable
 
 
@@ -19,6 +20,14 @@ def unknown(kind: str, given: str, allowed: Iterable[str], nearest_only: bool = 
     hint = f"did you mean {near!r}? " if near else ""
     listing = "" if nearest_only and near else f"allowed: {', '.join(names)}"
     return UserError(f"unknown {kind} {given!r}: {hint}{listing}".rstrip(": "))
+
+
+def shown(value: object) -> str:
+    """Return a value's representation for a message: one short line, whatever it is."""
+    try:
+        return textwrap.shorten(repr(value), 100, placeholder=" …") if len(repr(value)) < 10_000 else type(value).__name__
+    except Exception:  # a representation of the user's own, or a number of thousands of digits
+        return f"a value of type {type(value).__name__}"
 
 
 class MissingExtra(UserError):
