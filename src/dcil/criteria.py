@@ -103,7 +103,6 @@ class OBD(Criterion):
         super().__post_init__()
         self.require("decay", 0 <= self.decay < 1, ">= 0 and < 1", "1 would never see a gradient")
 
-
     recordable: ClassVar[bool] = True
     shards: ClassVar[bool] = True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import textwrap
 from collections.abc import Iterable
 
 
@@ -25,7 +24,8 @@ def unknown(kind: str, given: str, allowed: Iterable[str], nearest_only: bool = 
 def shown(value: object) -> str:
     """Return a value's representation for a message: one short line, whatever it is."""
     try:
-        return textwrap.shorten(repr(value), 100, placeholder=" …") if len(repr(value)) < 10_000 else type(value).__name__
+        line = " ".join(repr(value).split())
+        return line if len(line) <= 100 else f"{line[:99]}…"
     except Exception:  # a representation of the user's own, or a number of thousands of digits
         return f"a value of type {type(value).__name__}"
 

@@ -14,7 +14,7 @@ KINDS = {"int": "a whole number", "float": "a finite number", "bool": "True or F
 
 
 class Validated:
-    """Base of frozen dataclasses. ``__post_init__`` checks types by annotation; subclasses add ranges by ``require``."""
+    """Base of frozen dataclasses: ``__post_init__`` checks types by annotation, subclasses ``require`` ranges."""
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]
