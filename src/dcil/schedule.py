@@ -172,9 +172,14 @@ class Thinned(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("schedule", isinstance(self.schedule, Schedule), "a Schedule")
+        known = isinstance(self.schedule, Schedule) and type(self.schedule) is not Schedule
+        self.require("schedule", known, "a kind of Schedule")
         for name in ("gamma", "power"):
             self.require(name, getattr(self, name) >= 0, ">= 0", "0 keeps every update")
+
+    @property
+    def peak(self) -> float:
+        return self.schedule.peak
 
     def sparsity(self, step: int, time: Timeline) -> float:
         return self.schedule.sparsity(step, time)
