@@ -33,6 +33,8 @@ Box = tuple[int, int, int, int]
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "GIF")
 #: The most pixels of an image: decoding takes up to 12 bytes for each.
 MAX_PIXELS = 50_000_000
+#: The longest side: Pillow holds a pointer for every row.
+MAX_SIDE = 2**18
 #: The most scans of a progressive JPEG (usual are 10): each costs as much time as the whole image.
 MAX_SCANS = 100
 #: How many times longer than its shorter side an image is resized as a whole.
@@ -79,6 +81,8 @@ def open_regular(path: Path) -> BinaryIO:
 def check_size(image: Image, file: BinaryIO, max_pixels: int) -> None:
     """Refuse, by its header, an image that would take too much memory or time to decode."""
     width, height = image.size
+    if max(width, height) > MAX_SIDE:
+        raise ValueError(f"{width} x {height} pixels, no side may have more than {MAX_SIDE:,}: cut it")
     if width * height > max_pixels:
         raise ValueError(f"{width} x {height} pixels, more than {max_pixels:,}: make it smaller")
     if image.info.get("progressive"):

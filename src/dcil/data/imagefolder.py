@@ -203,7 +203,7 @@ def scan(folder: Path) -> dict[str, list[str]]:
     wanted = f"put images into {folder.parent / 'train' / 'CLASS'} and {folder.parent / 'val' / 'CLASS'}"
     if not folder.is_dir():
         raise UserError(f"{folder} does not exist: {wanted}, one folder per class")
-    classes = [entry.name for entry in _entries(folder) if entry.is_dir()]
+    classes = [entry.name for entry in _entries(folder) if _kind(entry) == "folder"]
     if not classes:
         raise UserError(f"{folder} has no class folders: {wanted}, one folder per class")
     above = [_identity(place) for place in (folder.absolute(), *folder.resolve().parents)]
@@ -226,13 +226,20 @@ def _images(folder: Path, name: str, seen: set[Identity]) -> Iterator[str]:
         seen.add(identity)
         for entry in _entries(folder / below):
             path = os.path.join(below, entry.name)
-            if entry.is_dir():
+            kind = _kind(entry)
+            if kind == "folder":
                 waiting.append(path) if entry.is_symlink() else waiting.appendleft(path)  # links last
             elif entry.name.lower().endswith(SUFFIXES):
-                if not entry.is_file():
-                    what = "a link to nothing" if entry.is_symlink() and not os.path.exists(entry) else "none"
-                    raise UserError(f"{folder / path}: an image must be a regular file, this is {what}; remove it")
+                if kind != "file":
+                    raise UserError(f"{folder / path}: an image must be a regular file, this is {kind}; remove it")
                 yield path
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    try:
+        return "folder" if entry.is_dir() else "file" if entry.is_file() else "none, or a link to nothing"
+    except OSError as error:  # such as a link to itself
+        return f"a link that cannot be followed ({error.strerror})"
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
