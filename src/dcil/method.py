@@ -134,8 +134,7 @@ class Method(Validated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        parts = {"schedule": Schedule, "criterion": Criterion, "scope": Scope, "granularity": Granularity}
-        for name, kind in parts.items():
+        for name, kind in {"schedule": Schedule, "criterion": Criterion, "scope": Scope}.items():
             self.require(name, isinstance(getattr(self, name), kind), f"a {kind.__name__}", "an object, not its name")
             self.require(name, type(getattr(self, name)) is not kind, f"a kind of {kind.__name__}")
         for name in ("steps", "finetune", "every", "epoch_steps", "min_kept"):
