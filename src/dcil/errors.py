@@ -35,6 +35,15 @@ def unknown(kind: str, given: str, allowed: Iterable[str], nearest_only: bool = 
     return UserError(f"unknown {kind} {given!r}: {hint}{listing}".rstrip(": "))
 
 
+def shown(value: object) -> str:
+    """Return a value's representation for a message: one short line, whatever it is."""
+    try:
+        line = " ".join(repr(value).split())
+        return line if len(line) <= 100 else f"{line[:99]}…"
+    except Exception:  # a representation of the user's own, or a number of thousands of digits
+        return f"a value of type {type(value).__name__}"
+
+
 class MissingExtra(UserError):
     """An optional package is not installed."""
 
