@@ -239,7 +239,7 @@ def test_masks_that_never_revive_leave_one_panel_empty(tmp_path: Path) -> None:
         ("config.json", '"dataset"', '"data"', "field 'dataset' is missing"),
         ("config.json", '"seed": 0', '"seed": true', "field 'seed' should be a whole number, not True"),
         ("summary.json", '"top1_last"', '"top2"', "field 'top1_last' is missing"),
-        ("summary.json", '"kept": 100}', '"kept": "x"}', "field 'kept' should be a whole number"),
+        ("summary.json", '"kept": 100}', '"kept": "x"}', ".kept' should be a whole number"),
         ("metrics.jsonl line 2", '"epoch": 2', '"epoch": 5', "epoch 5 stands where epoch 2 should"),
         ("metrics.jsonl line 3", '"top1_super": 7', '"top1_super": NaN, "x": 7', "should be a finite number"),
         ("metrics.jsonl line 1", "[[10, 30, 61]]", "[[10, 30]]", "should be [step, revived, dropped]"),
