@@ -521,7 +521,7 @@ def test_findings_are_shown_beside_the_cell(trained, tiny_table, tmp_path):
     shutil.copytree(trained, out)
     (out / "findings.json").write_text(json.dumps({DPF.id: "The masks moved | <late>."}))
     report.build(out, tmp_path, EPOCHS)
-    assert "The masks moved \\| <late>." in (tmp_path / "results.md").read_text()
+    assert "The masks moved \\| &lt;late&gt;." in (tmp_path / "results.md").read_text()
     assert "The masks moved | &lt;late&gt;." in (tmp_path / "results.html").read_text()
     (out / "findings.json").write_text(json.dumps({"digits/resnet8-digits/dpf-0.91": "?"}))
     with pytest.raises(UserError, match=re.escape("digits/resnet8-digits/dpf-0.9'")):

@@ -13,18 +13,19 @@ from rich.table import Table
 from torch import nn
 
 from dcil import SparseNet, data
-from dcil.cli.parser import Parser, device, say
+from dcil.cli.parser import Parser, device, say, utf8_path
 from dcil.data import Batches
 from dcil.engine.evaluate import evaluate
 from dcil.export.sparse import entropy_bound
 from dcil.runs.cost import Cost, measure_cost
+from dcil.runs.printable import quoted
 from dcil.train import RunFolder
 from dcil.train.restore import config_of, load_net
 
 
 def main(words: Sequence[str]) -> int:
     parser = Parser("dcil eval", __doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run", type=utf8_path, metavar="RUN", help="run folder")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="folder of the data sets")
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
     help = "print a row for every layer (default)"
@@ -49,7 +50,7 @@ def finished(folder: RunFolder, net: SparseNet) -> nn.Module:
     """Finalize the network; print a note if the run is not complete or a layer has lost every weight."""
     if folder.summary() is None:
         epochs, total = net.steps_done // net.method.epoch_steps, config_of(folder).total_epochs
-        resume = f"dcil train --resume --out {folder.path}"
+        resume = f"dcil train --resume --out {quoted(folder.path)}"
         say(f"note: {folder.path} ends at epoch {epochs} of {total}; {resume} continues it")
     for name in net.empty_layers():
         say(f"note: layer {name} has lost every weight: its output is constant")

@@ -26,9 +26,10 @@ EPOCH_COLUMNS: dict[str, Check] = {
 }
 
 
-def hardware(value: Any, name: str) -> None:
-    """Accept an environment that names the CPU or the GPU."""
+def session_environment(value: Any, name: str) -> None:
+    """Accept an environment that names the version of torch and the CPU or the GPU."""
     mapping_of(text)(value, name)
+    fields({"torch": text})(value, name)
     if not (value.get("gpu") or value.get("cpu")):
         raise ValueError(f"field {f'{name}.cpu'!r} is missing")
 
@@ -48,7 +49,7 @@ def stays(value: Any, name: str) -> None:
 
 
 CODE = fields({"dcil": text}, {"commit": text, "source": text})
-SESSION = fields({"after": whole(), "code": CODE, "environment": hardware, "at_once": whole(1)})
+SESSION = fields({"after": whole(), "code": CODE, "environment": session_environment, "at_once": whole(1)})
 LOOKS = entries(("epoch", EPOCHS), ("step", whole()), ("before", PERCENT), ("after", PERCENT))
 OBSERVED = fields({"looks": LOOKS, "stays": nullable(stays)})
 RECORD = fields(
