@@ -16,6 +16,7 @@ from dcil import SparseNet, data
 from dcil.cli.parser import Parser, device, say, utf8_path
 from dcil.data import Batches
 from dcil.engine.evaluate import evaluate
+from dcil.errors import UserError
 from dcil.export.sparse import entropy_bound
 from dcil.runs.cost import Cost, measure_cost
 from dcil.runs.printable import quoted
@@ -33,10 +34,16 @@ def main(words: Sequence[str]) -> int:
     args = parser.parse(words)
     folder = RunFolder(args.run)
     net, config = load_net(folder), config_of(folder)
-    shape = folder.record()["shape"]
+    dataset = data.load(config.dataset, args.data_dir)
+    trained_on = folder.record()["classes"], tuple(folder.record()["shape"])
+    if trained_on != (dataset.classes, tuple(dataset.shape)):
+        raise UserError(
+            f"{args.run} was trained on {trained_on[0]} classes of images {trained_on[1]}, {config.dataset} has "
+            f"{dataset.classes} of {dataset.shape}; give the --data-dir that it was trained with"
+        )
     model = finished(folder, net)
-    cost = measure_cost(model, torch.zeros(1, *shape))
-    batches = data.load(config.dataset, args.data_dir).loader(256, args.device, config.seed)
+    cost = measure_cost(model, torch.zeros(1, *dataset.shape))
+    batches = dataset.loader(256, args.device, config.seed)
     console = Console()
     if args.layers:
         console.print(layer_table(cost))

@@ -24,9 +24,11 @@ def prepare() -> None:
 
 def complain(message: str) -> None:
     """Write one line to standard error."""
-    with suppress(OSError, ValueError):  # there is nobody left to tell
+    try:
         sys.stderr.write(f"dcil: {printable(' '.join(message.split()))}\n")
         sys.stderr.flush()
+    except OSError:  # there is nobody left to tell
+        discard(sys.stderr)
 
 
 def flush() -> OSError | None:

@@ -27,7 +27,7 @@ EPOCHS = whole(1, 1e9)
 SEED = whole(0, 2**64)
 POSITIVE = number(0)
 #: Far above any data set, far below what does not fit into memory.
-CLASSES, LARGEST_IMAGE = whole(1, 1e5), 2**26
+CLASSES, LARGEST_IMAGE = whole(1, 1e5), 2**23
 
 
 def shape(value: Any, name: str) -> None:

@@ -72,6 +72,8 @@ def plan_sweep(out: Path, wanted: Sequence[Options], recipe: str | None) -> list
     for given in wanted:
         options = {key: value for key, value in given.items() if key not in ("name", "method")}
         method = given.get("method")
+        if method is not None and method not in METHODS:
+            raise unknown("method", method, METHODS)
         name = given["name"] if "name" in given else run_name(new_config(method, options, recipe))
         if name in runs:
             raise UserError(f"every run must have a name of its own, got {name} twice; give names in a --list")
@@ -84,10 +86,10 @@ def run_folder(out: Path, name: str) -> RunFolder:
     """Return the folder of a run, which must be one below ``out`` itself."""
     if name.startswith(".") or "/" in name or not name.isprintable() or not 1 <= len(os.fsencode(name)) <= 255:
         raise UserError(f"the name of a run must be that of one folder below --out, got {name!r}")
-    if name == REPORT or (out / name).is_symlink():
-        what = "the report's file" if name == REPORT else "a symbolic link"
-        raise UserError(f"the name of a run must be that of a folder, {out / name} is {what}; choose another name")
-    return RunFolder(out / name)
+    path = out / name
+    if name == REPORT or path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise UserError(f"{path} must be a folder for a run, not the report, a link or a file; give it another name")
+    return RunFolder(path)
 
 
 def run_name(config: Config) -> str:
