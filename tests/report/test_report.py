@@ -365,7 +365,8 @@ def test_without_the_extra_the_table_is_printed_and_the_extra_is_named(package: 
 def test_a_page_is_the_same_in_markdown_and_html() -> None:
     row = TableRow(("a|b", "<i>"), "missing")
     blocks = [Heading("Title & more", 1), Paragraph("Run `a<b` **now**."), Table(("X", "Y"), (row,))]
-    assert markdown(blocks) == "# Title & more\n\nRun `a<b` **now**.\n\n| X | Y |\n| --- | --- |\n| a\\|b | <i> |\n"
+    table = "| X | Y |\n| --- | --- |\n| a\\|b | &lt;i&gt; |\n"
+    assert markdown(blocks) == f"# Title & more\n\nRun `a<b` **now**.\n\n{table}"
     page = html("Title", blocks)
     assert "<h1>Title &amp; more</h1>" in page and "<p>Run <code>a&lt;b</code> <b>now</b>.</p>" in page
     assert '<tr class="missing">' in page and "<td>a|b</td>" in page and "<td>&lt;i&gt;</td>" in page
