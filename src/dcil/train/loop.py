@@ -118,11 +118,11 @@ class RunInFolder:
     def train(self, progress: Progress, hooks: RunCallback, until: int) -> dict[str, Any]:
         """Train from the checkpoint through epoch ``until``; return the summary if that is the end."""
         trainer, folder = self.trainer, self.folder
-        folder.tidy()
         start = folder.restore(trainer.net, trainer.optimizer, self.record)
         reached = torch.tensor(start, device=trainer.loader.device)
         trainer.group.check_equal(f"the checkpoint in {folder.path}", reached)
         folder.rewind_metrics(start)
+        folder.tidy()  # here, because nothing is written before all of it is checked
         self.rows = folder.metrics()
         for row in self.rows:
             progress(row["epoch"], 0.0, row)
