@@ -73,7 +73,6 @@ def refusal(folder: Path, config: Config = CONFIG) -> str:
 def test_any_flipped_bit_is_noticed(run):
     file = run / "checkpoint.safetensors"
     whole, draw = file.read_bytes(), random.Random(15)
-    tensors, _ = contents(file)
     for _ in range(60):
         place = draw.randrange(len(whole))
         damaged = bytearray(whole)

@@ -92,7 +92,7 @@ def test_files_of_data_sets_are_kept(tmp_path):
 def test_what_is_no_file_is_left_alone(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path, tmp_path / "pipe", Path("/dev/null")):
-        with pytest.raises(UserError, match="is a folder|not an ordinary file"):
+        with pytest.raises(UserError, match=r"is a folder|not an ordinary file"):
             write_output_text(place, "new")
     assert Path("/dev/null").is_char_device()
 
