@@ -77,7 +77,7 @@ class RunFolder:
     def leftovers(self) -> list[Path]:
         """Return what a kill has left: drafts of the run's files or of processes that have ended, and old locks."""
         found = [file for file, name in drafts(self.path) if is_run_file(name) or is_abandoned(file)]
-        return [*found, *self.path.glob(".tmp??????"), *self.path.glob(".lock")]  # .tmp: of dcil 0.1 and safetensors
+        return [*found, *self.path.glob(".tmp??????"), *self.path.glob(".lock")]  # .tmp: of safetensors' save_file
 
     def tidy(self) -> None:
         """Remove what a kill has left, and write checkpoint.json anew if it is that of an earlier checkpoint."""

@@ -80,8 +80,8 @@ def train(
     if (done := completed(folder, config, resume)) is not None:
         return done
     folder = folder if group.is_rank_zero else ReadOnlyRunFolder(folder.path)
-    advice = f"reduce --batch (now {config.batch}), or the number of runs at once, or add --low-memory"
-    with naming_what_to_reduce(f"{advice}; --resume continues {folder.path} from its last checkpoint"):
+    advice = f"--resume --low-memory, or fewer runs at once, continues {folder.path} from its last checkpoint"
+    with naming_what_to_reduce(f"{advice}; or start anew with a smaller --batch (now {config.batch})"):
         with PROCESS_LOCK:  # runs in other threads draw from the same random numbers
             with group.local_rank_zero_first(device):
                 dataset = load(config.dataset, data_dir)
