@@ -170,7 +170,7 @@ def saying_resumable() -> Iterator[None]:
     try:
         yield
     except CannotWrite as error:
-        raise RunInterrupted(f"{error}; nothing is lost: --resume continues once that is mended") from None
+        raise RunInterrupted(f"{error}; once that is mended, --resume continues from the last checkpoint") from None
 
 
 def finish(folder: RunFolder, trainer: Trainer) -> dict[str, Any]:
