@@ -27,14 +27,6 @@ std::vector<float> copy(const float* from, int64_t count) {
   return from ? std::vector<float>(from, from + count) : std::vector<float>();
 }
 
-/// Bytes that the operator takes in a Graph; dense weights count as if all were kept.
-double bytes_of(const dcil_op& s) {
-  if (s.kept < 0 || s.channels < 0 || s.input_count < 0) throw Error("a negative size");
-  double vectors = 2;  // where each channel's weights begin
-  for (const float* v : {s.bias, s.scale, s.shift, s.twin_scale, s.twin_shift}) vectors += v != nullptr;
-  return double(sizeof(Op)) + 8.0 * double(s.kept) + 4 * vectors * (s.channels + 1.0) + 4.0 * s.input_count;
-}
-
 void copy_nonzero(const dcil_op& s, Op& op) {
   if (s.kept >= INT32_MAX) throw Error("a layer has more than 2^29 weights");
   const size_t zeros = size_t(std::count(s.weight, s.weight + s.kept, 0.0f));
@@ -45,6 +37,7 @@ void copy_nonzero(const dcil_op& s, Op& op) {
 }
 
 Op to_op(const dcil_op& s) {
+  if (s.kept < 0 || s.channels < 0 || s.input_count < 0) throw Error("a negative size");
   Op op;
   op.kind = Kind(s.kind);
   op.in.assign(s.inputs, s.inputs + s.input_count);
@@ -86,11 +79,12 @@ void* dcil_graph(int c, int h, int w, double max_memory, double max_work, char* 
 
 void dcil_graph_free(void* graph) { delete static_cast<Graph*>(graph); }
 
+int dcil_claim(void* graph, double bytes, char* error) {
+  return guarded(error, -1, [&] { return static_cast<Graph*>(graph)->claim(bytes), 0; });
+}
+
 int dcil_add(void* graph, const dcil_op* op, char* error) {
-  return guarded(error, -1, [&] {
-    static_cast<Graph*>(graph)->claim(bytes_of(*op));
-    return static_cast<Graph*>(graph)->add(to_op(*op));
-  });
+  return guarded(error, -1, [&] { return static_cast<Graph*>(graph)->add(to_op(*op)); });
 }
 
 void dcil_shape(void* graph, int tensor, int32_t* chw) {

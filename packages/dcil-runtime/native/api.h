@@ -25,6 +25,8 @@ DCIL_EXPORT const char* dcil_isa(const char* wanted); /* the kernels that would 
 /* Beyond max_memory (bytes) or max_work (multiply-adds for one image) a plan is refused. */
 DCIL_EXPORT void* dcil_graph(int c, int h, int w, double max_memory, double max_work, char* error);
 DCIL_EXPORT void dcil_graph_free(void* graph);
+/* Counts the bytes that operators will take, before any of them is copied. */
+DCIL_EXPORT int dcil_claim(void* graph, double bytes, char* error);
 DCIL_EXPORT int dcil_add(void* graph, const dcil_op* op, char* error); /* the output tensor; a twin is the next one */
 DCIL_EXPORT void dcil_shape(void* graph, int tensor, int32_t* chw);
 /* Empties the graph: its operators move into the engine. */

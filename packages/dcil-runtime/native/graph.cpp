@@ -8,7 +8,7 @@ namespace dcil {
 namespace {
 
 constexpr long kMaxSide = 1 << 16, kMaxValues = 1L << 28, kMaxWeights = 1L << 29;
-constexpr size_t kMaxTensors = 1 << 14;  // placing them takes the square of their number
+constexpr size_t kMaxTensors = 1 << 13;  // placing them takes the square of their number
 constexpr long kMaxOperands = 1 << 16;
 constexpr double kGiB = 1L << 30;
 
@@ -72,7 +72,7 @@ void Graph::claim(double bytes) {
 
 int Graph::append(Shape shape) {
   check_shape(shape);
-  require(shapes_.size() < kMaxTensors, "more than 16384 tensors");
+  require(shapes_.size() < kMaxTensors, "more than 8192 tensors");
   shapes_.push_back(shape);
   return int(shapes_.size()) - 1;
 }

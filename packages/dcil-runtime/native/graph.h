@@ -50,7 +50,7 @@ struct Limits {
 class Graph {
  public:
   explicit Graph(Shape input, Limits limits = {});
-  /// Counts the memory of an operator that is about to be copied in; throws Error beyond the limit.
+  /// Counts the memory of operators that are about to be copied in; throws Error beyond the limit.
   void claim(double bytes);
   /// Checks the operator against the tensors so far and appends its output (and twin); throws Error.
   int add(Op op);

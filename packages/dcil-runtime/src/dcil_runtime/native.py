@@ -53,6 +53,7 @@ def library(path: Path = LIBRARY) -> Any:
         "dcil_isa": (text, [text]),
         "dcil_graph": (pointer, [integer, integer, integer, ctypes.c_double, ctypes.c_double, text]),
         "dcil_graph_free": (None, [pointer]),
+        "dcil_claim": (integer, [pointer, ctypes.c_double, text]),
         "dcil_add": (integer, [pointer, ctypes.POINTER(OpStruct), text]),
         "dcil_shape": (None, [pointer, integer, pointer]),
         "dcil_engine": (pointer, [pointer, text, integer, ctypes.c_double, text]),
@@ -97,6 +98,8 @@ class Graph:
         self.handle = self.lib.dcil_graph(*network.input, max_memory, max_work, error)
         if not self.handle:
             raise PlanError(text_of(error))
+        if self.lib.dcil_claim(self.handle, sum(map(_bytes, network.ops)), error) != 0:
+            raise PlanError(text_of(error))
         self.output = 0
         for number, op in enumerate(network.ops):
             self.output = self.add(op, number)
@@ -118,6 +121,14 @@ class Graph:
         found = (ctypes.c_int32 * 3)()
         self.lib.dcil_shape(self.handle, tensor, found)
         return found[0], found[1], found[2]
+
+
+def _bytes(op: Op) -> float:
+    """Return what the operator takes in the native module: weights with their positions, as if none were zero."""
+    weights = op.arrays["weight"].size if "weight" in op.arrays else 0
+    vectors = [array.size for name, array in op.arrays.items() if name not in ("index", "weight")]
+    starts = 8 * (max(vectors, default=0) + 1)
+    return 500 + 8 * weights + 4 * sum(vectors) + starts + 4 * len(op.inputs)
 
 
 def _struct(op: Op) -> tuple[OpStruct, list[Any]]:
