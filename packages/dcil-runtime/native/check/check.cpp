@@ -1,7 +1,12 @@
 // Random networks through every kernel set, batch size and thread count, for the sanitizers to watch; results are held
 // against a convolution written as its definition. (The Python tests compare with torch.)
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <memory>
 #include <random>
 #include <thread>
 
@@ -139,7 +144,42 @@ bool check_callers(const KernelSet& kernels) {
   return shared.memory() > 0 && !shared.describe(1).empty();
 }
 
+/// Forks while a caller is at work; returns whether the child computes the same and frees its copy.
+bool check_forks(const KernelSet& kernels) {
+  const Graph graph = everything();
+  const auto x = noise(9 * size_t(graph.shapes()[0].size()));
+  auto shared = std::make_unique<Engine>(graph, kernels, 2, 0.02);
+  std::vector<float> want(9 * 5);
+  shared->run(x.data(), 9, want.data());
+  std::atomic<bool> done{false};
+  std::thread caller([&] {
+    for (std::vector<float> y(9 * 5); !done;) shared->run(x.data(), 9, y.data());
+  });
+  bool good = true;
+  for (int i = 0; i < 5; i++) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(60);
+      std::vector<float> y(9 * 5);
+      shared->run(x.data(), 9, y.data());
+      shared.reset();
+      _exit(y == want ? 0 : 1);
+    }
+    int status = 1;
+    waitpid(child, &status, 0);
+    good &= status == 0;
+  }
+  done = true;
+  caller.join();
+  return good;
+}
+
 }  // namespace
+
+#ifdef __SANITIZE_THREAD__
+/// It gives up by default when a child of several threads starts one.
+extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
+#endif
 
 int main() {
   int failed = 0;
@@ -148,6 +188,7 @@ int main() {
     if (!kernels) continue;
     for (int i = 0; i < 40; i++) failed += !check_convolution(*kernels);
     failed += !check_callers(*kernels);
+    failed += !check_forks(*kernels);
   }
   std::printf("%d failures\n", failed);
   return failed != 0;

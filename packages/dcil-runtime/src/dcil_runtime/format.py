@@ -104,14 +104,18 @@ def read(file: str | Path, max_memory: float | None = MAX_MEMORY) -> Network:
 
 def _content(file: str | Path, most: float) -> bytes:
     """Return the bytes of a regular file; opening a pipe would wait for its writer, reading a device never end."""
-    with open(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as stream:
-        found = os.fstat(stream.fileno())
+    descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        found = os.fstat(descriptor)
         _require(stat.S_ISREG(found.st_mode), "it is not a regular file")
         _require(
             found.st_size <= most,
             f"it has {found.st_size} bytes, more than the limit of {most:.0f} (raise max_memory to allow it)",
         )
-        return stream.read(found.st_size)
+        with open(descriptor, "rb", closefd=False) as stream:
+            return stream.read(found.st_size)
+    finally:
+        os.close(descriptor)
 
 
 def _op_to_json(op: Op, blobs: list[bytes]) -> dict[str, Any]:
