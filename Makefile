@@ -70,7 +70,7 @@ clean:
 	touch $@
 
 docs: .venv-docs/ready
-	rm -rf build/docs docs/auto_gallery
+	rm -rf build/docs build/doctrees docs/auto_gallery
 	OMP_NUM_THREADS=1 .venv-docs/bin/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
 	@echo "The site is build/docs/index.html."
 

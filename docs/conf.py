@@ -44,6 +44,7 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88
 add_module_names = False
 toc_object_entries = False
@@ -61,5 +62,4 @@ sphinx_gallery_conf = {
     "remove_config_comments": True,
     "image_srcset": ["2x"],
     "abort_on_example_error": True,
-    "matplotlib_animations": False,
 }

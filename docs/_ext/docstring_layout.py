@@ -61,7 +61,10 @@ def layout(lines: list[str]) -> list[str]:
                 text.append(lines[place].strip())
                 place += 1
             names = ", ".join(f"``{name}``" for name in item[1].split(", "))
-            found += ([""] if found and not found[-1].startswith("    ") else []) + [names, f"    {escape(' '.join(text))}"]
+            found += ([""] if found and not found[-1].startswith("    ") else []) + [
+                names,
+                f"    {escape(' '.join(text))}",
+            ]
             if place < len(lines) and not ITEM.match(lines[place]):
                 found.append("")
         else:

@@ -24,7 +24,7 @@ class InlinePictures(SphinxPostTransform):
                 svg = re.sub(r"<style>.*?</style>", "", svg, flags=re.S)  # site.css has it for both themes
                 label = escape(image.get("alt", ""), quote=True)
                 svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
-                image.replace_self(nodes.raw("", f'<div class="picture">{svg}</div>', format="html"))
+                image.replace_self(nodes.raw("", f'<span class="picture">{svg}</span>', format="html"))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

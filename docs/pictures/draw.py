@@ -68,37 +68,28 @@ def save(name: str, width: int, height: int, *parts: str) -> None:
 
 
 def two_paths() -> None:
-    """Nine weights over three mask updates: one falls out of the mask, learns, and comes back."""
+    """Nine weights over three steps: one is pruned, learns on the super path, and comes back."""
+    before, after = [0.9, 0.1, -0.7, -0.2, 0.8, 0.3, 0.1, -0.6, 0.5], [0.9, 0.1, -0.7, -0.2, 0.8, 0.6, 0.1, -0.6, 0.3]
     steps = [
-        ("1  One set of weights, one mask", [0.9, 0.1, -0.7, -0.2, 0.8, 0.3, 0.1, -0.6, 0.5], {0, 2, 4, 7, 8}),
-        ("2  Both paths train their own", [0.9, 0.1, -0.7, -0.2, 0.8, 0.6, 0.1, -0.6, 0.3], {0, 2, 4, 7, 8}),
-        ("3  The mask is drawn anew", [0.9, 0.1, -0.7, -0.2, 0.8, 0.6, 0.1, -0.6, 0.3], {0, 2, 4, 7, 5}),
-    ]
-    parts = []
-    for place, (title, weights, kept) in enumerate(steps):
-        x = 12 + place * 272
-        parts += [box(x, 8, 256, 300), text(x + 14, 34, title, 15, anchor="start")]
-        parts += [text(x + 66, 62, "pruned path", 12, KEPT), text(x + 190, 62, "super path", 12, SUPER)]
+        ("1  One set of weights, one mask", before, {0, 2, 4, 7, 8}, "loss",
+         ["Blue computes with kept weights,", "orange computes with all of them.", "Grey is read, not trained."]),
+        ("2  Each path trains its own", after, {0, 2, 4, 7, 8}, "gradient",
+         ["The pruned weight .3 grew to .6", "on the super path; the kept", "weight .5 shrank to .3."]),
+        ("3  The mask is drawn anew", after, {0, 2, 4, 7, 5}, "",
+         ["The five largest of nine stay:", ".6 comes back, already trained,", "and .3 is pruned."]),
+    ]  # fmt: skip
+    for place, (title, weights, kept, flow, words) in enumerate(steps, 1):
+        parts = [box(2, 2, 256, 290), text(16, 30, title, 15, anchor="start")]
+        parts += [text(68, 58, "pruned path", 13, KEPT), text(192, 58, "super path", 13, SUPER)]
         pruned = [w if i in kept else 0 for i, w in enumerate(weights)]
-        parts.append(grid(x + 20, 72, pruned, [KEPT if i in kept else PRUNED for i in range(9)], 31))
-        parts.append(grid(x + 144, 72, list(weights), [PRUNED if i in kept else SUPER for i in range(9)], 31))
-    learns = ["computes with the kept weights", "computes with all weights"]
-    x = 12
-    parts += [arrow(x + 66, 172, x + 66, 196, KEPT), arrow(x + 190, 172, x + 190, 196, SUPER)]
-    parts += [text(x + 66, 214, "loss", 12), text(x + 190, 214, "loss", 12)]
-    parts += [text(x + 128, 246, f"Blue {learns[0]},", 12, QUIET), text(x + 128, 264, f"orange {learns[1]}.", 12, QUIET)]
-    parts += [text(x + 128, 288, "Grey is read, not trained.", 12, QUIET)]
-    x += 272
-    parts += [arrow(x + 66, 196, x + 66, 172, KEPT), arrow(x + 190, 196, x + 190, 172, SUPER)]
-    parts += [text(x + 66, 214, "gradient", 12), text(x + 190, 214, "gradient", 12)]
-    parts += [text(x + 128, 246, "The pruned weight .3 grew to .6", 12, QUIET)]
-    parts += [text(x + 128, 264, "on the super path; the kept weight", 12, QUIET)]
-    parts += [text(x + 128, 282, ".5 shrank to .3.", 12, QUIET)]
-    x += 272
-    parts += [text(x + 128, 196, "The five largest of nine stay:", 12, QUIET)]
-    parts += [text(x + 128, 220, ".6 comes back, already trained,", 12), text(x + 128, 240, "and .3 is pruned.", 12)]
-    parts += [text(x + 128, 272, "Every 16 steps, at a sparsity", 12, QUIET), text(x + 128, 288, "that grows.", 12, QUIET)]
-    save("two-paths", 832, 316, *parts)
+        parts.append(grid(22, 68, pruned, [KEPT if i in kept else PRUNED for i in range(9)], 31))
+        parts.append(grid(146, 68, list(weights), [PRUNED if i in kept else SUPER for i in range(9)], 31))
+        ends = (168, 192) if flow == "loss" else (192, 168)
+        if flow:
+            parts += [arrow(68, ends[0], 68, ends[1], KEPT), arrow(192, ends[0], 192, ends[1], SUPER)]
+            parts += [text(68, 209, flow, 13), text(192, 209, flow, 13)]
+        parts += [text(130, 238 + 19 * row, line, 13, QUIET) for row, line in enumerate(words)]
+        save(f"step-{place}", 260, 294, *parts)
 
 
 def views() -> None:
@@ -108,7 +99,12 @@ def views() -> None:
     columns = [
         ("kept", "w · m", [w if i in kept else 0 for i, w in enumerate(weights)], kept),
         ("revived", "where(m, sg(w), w)", weights, set(range(6)) - kept),
-        ("straight_through", "w + sg(w · m − w)", [w if i in kept else 0 for i, w in enumerate(weights)], set(range(6))),
+        (
+            "straight_through",
+            "w + sg(w · m − w)",
+            [w if i in kept else 0 for i, w in enumerate(weights)],
+            set(range(6)),
+        ),
         ("whole", "w", weights, set(range(6))),
     ]
     parts = []
@@ -137,9 +133,9 @@ def schedule() -> None:
         parts.append(text(left - 8, y + 4, f"{100 * share:g} %", 12, QUIET, "end"))
     for t, label in ((0, "begin"), (75, "¼"), (150, "½"), (225, "ramp = ¾: target reached"), (300, "steps")):
         parts.append(text(left + width * t / steps, top + height + 20, label, 12, QUIET))
-    parts.append(text(left + width * 0.36, top + 26, "fast at first, slow at the end", 13))
+    parts.append(text(left + width * 0.5, top + 70, "fast at first, slow at the end", 13))
     parts += [f'<line x1="{left + width * i / 75:.1f}" y1="{top + height}" x2="{left + width * i / 75:.1f}" '
-              f'y2="{top + height - 6}" stroke="{SUPER}"/>' for i in range(0, 76)]  # fmt: skip
+              f'y2="{top + height - 6}" stroke="{SUPER}"/>' for i in range(76)]  # fmt: skip
     parts.append(text(left + width - 4, top + height - 14, "every mark: a mask update", 12, SUPER, "end"))
     save("schedule", 740, 254, *parts)
 
@@ -154,11 +150,15 @@ def selection() -> None:
         start = x
         for place, score in enumerate(scores):
             colour = KEPT if (number, place) in kept else PRUNED
-            parts.append(f'<rect x="{x:g}" y="{170 - 14 * score}" width="34" height="{14 * score}" rx="3" fill="{colour}"/>')
+            parts.append(
+                f'<rect x="{x:g}" y="{170 - 14 * score}" width="34" height="{14 * score}" rx="3" fill="{colour}"/>'
+            )
             x += 40
         parts.append(text((start + x - 6) / 2, 192, name, 13))
         x += 26
-    parts.append(f'<line x1="30" y1="107" x2="{x - 30:g}" y2="107" stroke="{SUPER}" stroke-width="2" stroke-dasharray="6 4"/>')
+    parts.append(
+        f'<line x1="30" y1="107" x2="{x - 30:g}" y2="107" stroke="{SUPER}" stroke-width="2" stroke-dasharray="6 4"/>'
+    )
     parts.append(text(x - 24, 100, "k-th largest score", 12, SUPER, "start"))
     parts.append(text(x - 24, 122, "k = n − floor(s · n) = 6 of 12", 12, QUIET, "start"))
     save("selection", int(x) + 190, 206, *parts)
@@ -166,7 +166,10 @@ def selection() -> None:
 
 def engine() -> None:
     """The recorded step: two streams between batch and optimizer."""
-    parts = [box(10, 8, 780, 150), text(24, 32, "recorded once as a CUDA graph, replayed every step", 13, QUIET, "start")]
+    parts = [
+        box(10, 8, 780, 150),
+        text(24, 32, "recorded once as a CUDA graph, replayed every step", 13, QUIET, "start"),
+    ]
     parts += [box(26, 66, 84, 40, "none"), text(68, 91, "batch")]
     parts += [box(150, 44, 250, 36, "none", KEPT), text(275, 67, "pruned path: forward, backward", 13, KEPT)]
     parts += [box(150, 96, 250, 36, "none", SUPER), text(275, 119, "super path: forward, backward", 13, SUPER)]

@@ -26,7 +26,19 @@ SHOTS = ROOT / "build" / "screenshots"
 PAGES = sorted(str(f.relative_to(SITE)) for f in SITE.rglob("*.html") if "_static" not in f.parts)
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 ARGUMENTS += ["--disable-background-networking", "--disable-component-update"]
-LOOKED_AT = ["index", "start", "how", "guides/loop", "guides/cpu", "which", "coming-from", "results", "cli", "api", "faq"]
+LOOKED_AT = [
+    "index",
+    "start",
+    "how",
+    "guides/loop",
+    "guides/cpu",
+    "which",
+    "coming-from",
+    "results",
+    "cli",
+    "api",
+    "faq",
+]
 LOOKED_AT += ["auto_gallery/index", "auto_gallery/plot_first_masks", "methods", "project/architecture"]
 
 
