@@ -159,9 +159,10 @@ def test_screenshots(browser, address, look):
     watched = Watched(browser, address, **LOOKS[look])
     SHOTS.mkdir(parents=True, exist_ok=True)
     wide = []
-    for path in LOOKED_AT:
-        page = watched.open(f"{path}.html")
-        page.screenshot(path=SHOTS / f"{look}-{path.replace('/', '-')}.png")
+    for path in PAGES if look == "phone" else [f"{path}.html" for path in LOOKED_AT]:
+        page = watched.open(path)
+        if path.removesuffix(".html") in LOOKED_AT:
+            page.screenshot(path=SHOTS / f"{look}-{path.removesuffix('.html').replace('/', '-')}.png")
         width = page.evaluate("document.documentElement.scrollWidth")
         if width > LOOKS[look]["viewport"]["width"]:
             wide.append(f"{path}: {width}")
