@@ -1,0 +1,75 @@
+"""Attack the library with kills, faults, damaged files and wrong input, and print what became of it.
+
+    python tests/torture [ATTACK…]         all, or those named
+    DCIL_TORTURE_SEED     seed of every random choice (15)
+    DCIL_TORTURE_FACTOR   so many times as many cases (1)
+
+The exit code is 1 if anything was lost, silently wrong, hanging or a traceback. The figures are also written to
+build/torture.json, from which tests/torture/figures.py renews those of docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import faults
+
+if __name__ == "__main__":
+    faults.preload()
+
+import random
+import tempfile
+import time
+from importlib import import_module
+
+import figures
+from samples import Samples
+from tally import Tally, judge
+
+SEED = int(os.environ.get("DCIL_TORTURE_SEED", "15"))
+FACTOR = float(os.environ.get("DCIL_TORTURE_FACTOR", "1"))
+#: Attack -> what it does; each is a module of this folder with ``cases``.
+ATTACKS = {
+    "kills": "kills and failing file operations",
+    "fuzz": "damaged files",
+    "invocations": "wrong command lines",
+    "api": "wrong uses of the API",
+    "locks": "processes that want the same run folder",
+    "poison": "NaN and Inf in a user's loop",
+    "hostile": "hostile plans and images",
+}
+
+
+def main(names: list[str]) -> int:
+    wanted = [name for name in ATTACKS if not names or name in names]
+    tallies = []
+    with tempfile.TemporaryDirectory(prefix="torture-") as folder:
+        samples = Samples.build(Path(folder))
+        for name in wanted:
+            tallies.append(attack(name, samples))
+    figures.write(tallies, SEED, FACTOR)
+    sys.stdout.write(figures.text() + "\n")
+    return 1 if any(tally.faults for tally in tallies) else 0
+
+
+def attack(name: str, samples: Samples) -> Tally:
+    if name == "kills" and not faults.available():
+        sys.stdout.write("kills: skipped, it needs Linux and a C compiler\n")
+        return Tally(ATTACKS[name])
+    start = time.monotonic()
+    cases = [*import_module(name).cases(samples, random.Random(f"{SEED} {name}"), FACTOR)]
+    tally = judge(ATTACKS[name], cases)
+    tally.seconds = time.monotonic() - start
+    for fault in tally.faults[:8]:
+        sys.stdout.write(f"{fault['kind']}: {fault['case']}: {fault['detail']}\n")
+    sys.stdout.write(f"{name}: {sum(tally.counts.values())} cases, {dict(tally.counts)}, {tally.seconds:.0f} s\n")
+    sys.stdout.flush()
+    return tally
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
