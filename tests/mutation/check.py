@@ -21,8 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "torture"))
 
-from forks import Outcome, isolated, spread
-from mutants import MUTANTS, Mutant
+from forks import Outcome, isolated, spread  # noqa: E402
+from mutants import MUTANTS, Mutant  # noqa: E402
 
 LIMIT = 120.0
 #: Imported before the forks: they take most of the time of a test that fails at once. Not dcil itself, of course.
@@ -92,7 +92,9 @@ def report(mutants: list[Mutant], outcomes: list[Outcome], seconds: float, write
             sys.stdout.write(f"not noticed: {mutant}\n")
         if mutant.survives and outcome.code == 1:
             sys.stdout.write(f"noticed after all, so drop its excuse: {mutant}\n")
-    excused = [str(mutant) for mutant, outcome in zip(mutants, outcomes, strict=True) if mutant.survives and not outcome.code]
+    excused = [
+        str(mutant) for mutant, outcome in zip(mutants, outcomes, strict=True) if mutant.survives and not outcome.code
+    ]
     sys.stdout.write(
         f"mutants: {noticed} of {len(mutants)} noticed, {len(excused)} that no test can notice, {seconds:.0f} s\n"
     )

@@ -8,7 +8,8 @@ from pathlib import Path
 SRC = Path(__file__).parents[2] / "src" / "dcil"
 KERNEL = "tests/test_views.py tests/test_schedule.py tests/test_selection.py tests/test_method.py tests/test_net.py"
 METHODS = "tests/methods/test_by_hand.py tests/test_example.py"
-RUNS = "tests/runs/test_durability.py tests/train/test_streams.py tests/runs/test_damage.py"
+RUNS = "tests/runs/test_durability.py tests/train/test_streams.py"
+DATA = "tests/data/test_data.py"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ class Mutant:
         path = src / self.file
         text = path.read_text()
         if text.count(self.old) != 1:
-            raise ValueError(f"{self.file} must hold {self.old!r} once, has it {text.count(self.old)} times: mend MUTANTS")
+            raise ValueError(
+                f"{self.file} must hold {self.old!r} once, has it {text.count(self.old)} times: mend MUTANTS"
+            )
         path.write_text(text.replace(self.old, self.new))
         return text
 
@@ -46,7 +49,12 @@ MUTANTS = [
     M("schedule.py", "time.first <= step <= time.last", "time.first < step <= time.last"),
     M("schedule.py", "time.first <= step <= time.last", "time.first <= step < time.last"),
     M("schedule.py", "step % time.every == 0", "step % time.every == 1"),
-    M("schedule.py", "        if step >= steps:\n", "        if step > steps:\n", survives="the curve is at its end there"),
+    M(
+        "schedule.py",
+        "        if step >= steps:\n",
+        "        if step > steps:\n",
+        survives="the curve is at its end there",
+    ),
     M("schedule.py", "(left * left * left)", "(left * left)"),
     M("schedule.py", "step // period * period - begin", "step - begin"),
     M("schedule.py", "if step >= time.first else time.initial", "if step > time.first else time.initial"),
@@ -62,7 +70,11 @@ MUTANTS = [
     M("selection.py", "min(int(sparsity * sum(sizes)), sum(limits))", "min(round(sparsity * sum(sizes)), sum(limits))"),
     M("selection.py", "max(0, size - min_kept)", "size"),
     M("selection.py", "below = counts.cumsum(0) < left", "below = counts.cumsum(0) <= left"),
-    M("selection.py", "(after & ~before).sum(), (before & ~after).sum()", "(before & ~after).sum(), (after & ~before).sum()"),
+    M(
+        "selection.py",
+        "(after & ~before).sum(), (before & ~after).sum()",
+        "(before & ~after).sum(), (after & ~before).sum()",
+    ),
     M("selection.py", "clamp_min(tiny)", "clamp_min(0)"),
     # method: times and the mask update
     M("method.py", "return max(1, round(self.ramp * self.steps))", "return max(1, round(self.ramp * self.steps)) + 1"),
@@ -81,14 +93,38 @@ MUTANTS = [
     M("net.py", "return 1 - int(self.kept.sum()) / total", "return int(self.kept.sum()) / total"),
     M("net.py", "identity.pack(self.method, self._steps_done)", "identity.pack(self.method, 0)"),
     M("net.py", "if self.method.due(self._steps_done) else None", "if self.method.due(self._steps_done - 1) else None"),
-    M("net.py", "self.method.loss(outputs, target, objective, self._steps_done)", "self.method.loss(outputs, target, objective, 0)"),
-    M("net.py", "torch.ones_like(self.model.get_parameter(name), dtype=torch.bool)", "self.model.get_parameter(name) > 0"),
+    M(
+        "net.py",
+        "self.method.loss(outputs, target, objective, self._steps_done)",
+        "self.method.loss(outputs, target, objective, 0)",
+    ),
+    M(
+        "net.py",
+        "torch.ones_like(self.model.get_parameter(name), dtype=torch.bool)",
+        "self.model.get_parameter(name) > 0",
+    ),
     # paths and distillation
     M("paths.py", 'if path == "pruned" and not self.training:', 'if path == "pruned" and False:'),
-    M("paths.py", "self.model.get_parameter(name).detach() for name in self._shared", "self.model.get_parameter(name) for name in self._shared"),
-    M("distillation.py", "student, teacher = exact(student), exact(teacher.detach())", "student, teacher = exact(student), exact(teacher)"),
-    M("distillation.py", "return temperature**2 * reduce(terms, counted, reduction)\n\n\ndef distill_sigmoid", "return temperature * reduce(terms, counted, reduction)\n\n\ndef distill_sigmoid"),
-    M("distillation.py", "self.weight * (distance(p, s) + distance(s, p))", "self.weight * (distance(p, s) + distance(p, s))"),
+    M(
+        "paths.py",
+        "self.model.get_parameter(name).detach() for name in self._shared",
+        "self.model.get_parameter(name) for name in self._shared",
+    ),
+    M(
+        "distillation.py",
+        "student, teacher = exact(student), exact(teacher.detach())",
+        "student, teacher = exact(student), exact(teacher)",
+    ),
+    M(
+        "distillation.py",
+        "return temperature**2 * reduce(terms, counted, reduction)\n\n\ndef distill_sigmoid",
+        "return temperature * reduce(terms, counted, reduction)\n\n\ndef distill_sigmoid",
+    ),
+    M(
+        "distillation.py",
+        "self.weight * (distance(p, s) + distance(s, p))",
+        "self.weight * (distance(p, s) + distance(p, s))",
+    ),
     M("distillation.py", "self.weight * (distance(p, s) + distance(s, p))", "distance(p, s) + distance(s, p)"),
     M("distillation.py", "F.log_softmax(student / temperature, dim=dim)", "F.log_softmax(student, dim=dim)"),
     M("methods/dcil.py", "step >= round(self.warmup * self.steps)", "step > round(self.warmup * self.steps)"),
@@ -103,11 +139,17 @@ MUTANTS = [
     M("runs/folder.py", "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", RUNS),
     M("runs/folder.py", "            restore_optimizer(optimizer, tensors)\n", "            pass\n", RUNS),
     M("train/loop.py", "        folder.append(row)\n        done = epoch + 1\n", "        done = epoch + 1\n", RUNS),
+    M("train/loop.py", "        folder.append(row)\n", "        save(epoch + 1)\n        folder.append(row)\n", RUNS),
     M("train/loop.py", "        folder.rewind_metrics(start)\n", "", RUNS),
     M("train/loop.py", "range(start, min(", "range(start + 1, min(", RUNS),
     M("train/trainer.py", "reseed(self.config.seed, epoch + 1)", "reseed(self.config.seed, 1)", RUNS),
     M("train/trainer.py", "SeedSequence((seed, stream))", "SeedSequence((seed,))", RUNS),
-    M("data/loader.py", "SeedSequence((self.seed, epoch))", "SeedSequence((self.seed, 0))", RUNS),
-    M("data/loader.py", "SeedSequence((self.seed, epoch))", "SeedSequence((0, epoch))", RUNS),
-    M("data/batches.py", "slice(start + self.rank, start + self.batch, self.world)", "slice(start, start + self.batch, self.world)", RUNS),
+    M("data/loader.py", "SeedSequence((self.seed, epoch))", "SeedSequence((self.seed, 0))", DATA),
+    M("data/loader.py", "SeedSequence((self.seed, epoch))", "SeedSequence((0, epoch))", DATA),
+    M(
+        "data/batches.py",
+        "slice(start + self.rank, start + self.batch, self.world)",
+        "slice(start, start + self.batch, self.world)",
+        DATA,
+    ),
 ]

@@ -1,6 +1,6 @@
 """Attack the library with kills, faults, damaged files and wrong input, and print what became of it.
 
-    python tests/torture [ATTACK…]         all, or those named
+    python tests/torture [ATTACK…]         all, or those named; "mutants" is the check that the tests notice mistakes
     DCIL_TORTURE_SEED     seed of every random choice (15)
     DCIL_TORTURE_FACTOR   so many times as many cases (1)
 
@@ -22,6 +22,7 @@ if __name__ == "__main__":
     faults.preload()
 
 import random
+import subprocess
 import tempfile
 import time
 from importlib import import_module
@@ -42,18 +43,28 @@ ATTACKS = {
     "poison": "NaN and Inf in a user's loop",
     "hostile": "hostile plans and images",
 }
+#: Besides the attacks: tests that must fail when the source is changed.
+MUTANTS = "mutants"
 
 
 def main(names: list[str]) -> int:
-    wanted = [name for name in ATTACKS if not names or name in names]
-    tallies = []
+    wanted = names or [*ATTACKS, MUTANTS]
+    if unknown := set(wanted) - {*ATTACKS, MUTANTS}:
+        raise SystemExit(f"attacks must be among {', '.join([*ATTACKS, MUTANTS])}, got {', '.join(unknown)}")
     with tempfile.TemporaryDirectory(prefix="torture-") as folder:
-        samples = Samples.build(Path(folder))
-        for name in wanted:
-            tallies.append(attack(name, samples))
+        samples = Samples.build(Path(folder)) if set(wanted) & set(ATTACKS) else None
+        tallies = [attack(name, samples) for name in ATTACKS if name in wanted and samples]
     figures.write(tallies, SEED, FACTOR)
-    sys.stdout.write(figures.text() + "\n")
-    return 1 if any(tally.faults for tally in tallies) else 0
+    survivors = MUTANTS in wanted and check_mutants()
+    sys.stdout.write(f"\n{figures.text()}\n")
+    return 1 if survivors or any(tally.faults for tally in tallies) else 0
+
+
+def check_mutants() -> int:
+    """Run the mutation check, in a process that has not imported the library."""
+    environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    check = Path(__file__).parents[1] / "mutation" / "check.py"
+    return subprocess.run([sys.executable, check], env=environment, check=False).returncode
 
 
 def attack(name: str, samples: Samples) -> Tally:

@@ -8,7 +8,26 @@ from collections.abc import Callable
 from typing import Any
 
 #: What a JSON field is replaced by; numbers that fit, too, since those are the hardest to notice.
-POISON = [None, True, False, 0, 1, -1, 2, 7, 1.5, -0.0, 10**30, 10**400, 1e308, float("nan"), float("inf"), "", "x", "0"]
+POISON = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    7,
+    1.5,
+    -0.0,
+    10**30,
+    10**400,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "0",
+]
 POISON += ["\ud800", "<b>x</b>", "../x", "/etc/passwd", "\x00", "a" * 5000, [], [None], [[[]]], {}, {"x": 1}, {"": {}}]
 
 

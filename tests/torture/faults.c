@@ -84,34 +84,35 @@ OPEN(open64, (const char *path, int flags, ...), (path, flags, permission), AT_F
 OPEN(openat, (int dir, const char *path, int flags, ...), (dir, path, flags, permission), dir)
 OPEN(openat64, (int dir, const char *path, int flags, ...), (dir, path, flags, permission), dir)
 
-#define ON_PATH(name, first, call, dir, path)                                                               \
-    int name first { return watched(dir, path) && fate(#name, path, 1) == FAIL ? -1 : REAL(name) call; }
-ON_PATH(rename, (const char *from, const char *to), (from, to), AT_FDCWD, to)
-ON_PATH(renameat, (int a, const char *from, int b, const char *to), (a, from, b, to), b, to)
-ON_PATH(link, (const char *from, const char *to), (from, to), AT_FDCWD, to)
-ON_PATH(symlink, (const char *from, const char *to), (from, to), AT_FDCWD, to)
-ON_PATH(unlink, (const char *path), (path), AT_FDCWD, path)
-ON_PATH(unlinkat, (int dir, const char *path, int flags), (dir, path, flags), dir, path)
-ON_PATH(rmdir, (const char *path), (path), AT_FDCWD, path)
-ON_PATH(mkdir, (const char *path, mode_t permission), (path, permission), AT_FDCWD, path)
-ON_PATH(mkdirat, (int dir, const char *path, mode_t permission), (dir, path, permission), dir, path)
-ON_PATH(chmod, (const char *path, mode_t permission), (path, permission), AT_FDCWD, path)
-ON_PATH(fchmodat, (int dir, const char *path, mode_t permission, int flags), (dir, path, permission, flags), dir, path)
+/* What needs room on the disk fails from there on when that is full; what frees some does not. */
+#define ON_PATH(name, first, call, dir, path, room)                                                         \
+    int name first { return watched(dir, path) && fate(#name, path, room) == FAIL ? -1 : REAL(name) call; }
+ON_PATH(rename, (const char *from, const char *to), (from, to), AT_FDCWD, to, 1)
+ON_PATH(renameat, (int a, const char *from, int b, const char *to), (a, from, b, to), b, to, 1)
+ON_PATH(link, (const char *from, const char *to), (from, to), AT_FDCWD, to, 1)
+ON_PATH(symlink, (const char *from, const char *to), (from, to), AT_FDCWD, to, 1)
+ON_PATH(unlink, (const char *path), (path), AT_FDCWD, path, 0)
+ON_PATH(unlinkat, (int dir, const char *path, int flags), (dir, path, flags), dir, path, 0)
+ON_PATH(rmdir, (const char *path), (path), AT_FDCWD, path, 0)
+ON_PATH(mkdir, (const char *path, mode_t permission), (path, permission), AT_FDCWD, path, 1)
+ON_PATH(mkdirat, (int dir, const char *path, mode_t permission), (dir, path, permission), dir, path, 1)
+ON_PATH(chmod, (const char *path, mode_t permission), (path, permission), AT_FDCWD, path, 0)
+ON_PATH(fchmodat, (int dir, const char *path, mode_t permission, int flags), (dir, path, permission, flags), dir, path, 0)
 
-#define ON_FD(name, first, call)                                                                            \
+#define ON_FD(name, first, call, room)                                                                            \
     int name first {                                                                                        \
         char path[4096];                                                                                    \
-        return watched_fd(fd, path, sizeof path) && fate(#name, path, 1) == FAIL ? -1 : REAL(name) call;    \
+        return watched_fd(fd, path, sizeof path) && fate(#name, path, room) == FAIL ? -1 : REAL(name) call; \
     }
-ON_FD(fsync, (int fd), (fd))
-ON_FD(fdatasync, (int fd), (fd))
-ON_FD(fchmod, (int fd, mode_t permission), (fd, permission))
-ON_FD(ftruncate, (int fd, off_t size), (fd, size))
-ON_FD(ftruncate64, (int fd, off64_t size), (fd, size))
+ON_FD(fsync, (int fd), (fd), 1)
+ON_FD(fdatasync, (int fd), (fd), 1)
+ON_FD(fchmod, (int fd, mode_t permission), (fd, permission), 0)
+ON_FD(ftruncate, (int fd, off_t size), (fd, size), 1)
+ON_FD(ftruncate64, (int fd, off64_t size), (fd, size), 1)
 
 int close(int fd) {
     char path[4096];
-    int failed = watched_fd(fd, path, sizeof path) && fate("close", path, 1) == FAIL;
+    int failed = watched_fd(fd, path, sizeof path) && fate("close", path, 0) == FAIL;
     int number = errno, result = REAL(close)(fd); /* the descriptor is gone even if closing fails */
     if (failed) errno = number;
     return failed ? -1 : result;

@@ -60,7 +60,9 @@ def available() -> bool:
     return LIBRARY in os.environ
 
 
-def struck(work: Callable[[], object], below: Path, mode: Mode, at: int = 0, error: int = 0, limit: float = 60) -> Outcome:
+def struck(
+    work: Callable[[], object], below: Path, mode: Mode, at: int = 0, error: int = 0, limit: float = 60
+) -> Outcome:
     """Run ``work`` in a child whose ``at``-th file operation below the folder ``below`` is struck."""
     arm = ctypes.CDLL(os.environ[LIBRARY]).arm
 

@@ -46,13 +46,17 @@ def text() -> str:
         rows.append([name, str(sum(counts.values())), *(str(counts.get(column, 0)) for column in COLUMNS)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     rows.insert(1, ["-" * width for width in widths])
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     seconds = sum(attack["seconds"] for attack in record["attacks"].values())
     lines += ["", f"{record['date']}, seed {record['seed']}, factor {record['factor']:g}, {seconds:.0f} s; {versions}."]
     if MUTANTS.exists():
         mutants = json.loads(MUTANTS.read_text())
-        lines.append(f"Mutants of the core: {mutants['noticed']} of {mutants['mutants']} noticed.")
+        excused = len(mutants["excused"])
+        lines += ["", f"Mutants of the core: {mutants['noticed']} of {mutants['mutants']} noticed by the tests; "
+                  f"{excused} change nothing that a test could notice."]  # fmt: skip
     return "\n".join(lines)
 
 

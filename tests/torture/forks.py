@@ -1,4 +1,4 @@
-"""Run a function in a forked child, under limits, and see how it ended: a fork costs milliseconds, an import seconds."""
+"""Run a function in a forked child, under limits, and see how it ended: a fork takes milliseconds, imports seconds."""
 
 from __future__ import annotations
 

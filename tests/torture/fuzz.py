@@ -5,25 +5,31 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from damage_files import BYTES, TEXT
 from forks import isolated
-from samples import TRAIN, Samples, command, copied, done, result, scratch, without_pictures
+from reading import CHECKED, READERS, tensors_of
+from safetensors.torch import load_file
+from samples import TRAIN, Samples, command, copied, scratch, without_pictures
 from tally import FINE, LOST, REFUSED, WRONG, Case, Verdict, of_outcome
 
 from dcil.cli import main
 from dcil.errors import UserError
-from dcil.export import read_semi, read_sparse, read_torch
 
 LIMIT, MEMORY = 20.0, 8 << 30
 #: Files of a run and how often each is damaged. The weights of a checkpoint are most of its bytes: flips go there.
-FILES = {"config.json": 60, "metrics.jsonl": 50, "checkpoint.safetensors": 80, "checkpoint.json": 20, "summary.json": 40}
+FILES = {
+    "config.json": 60,
+    "metrics.jsonl": 50,
+    "checkpoint.safetensors": 80,
+    "checkpoint.json": 20,
+    "summary.json": 40,
+}
 FILES |= {"model.safetensors": 10}
 #: Records of results that a page is made of.
 RECORDS = ("cifar10/resnet20/dcil-0.9-seed0.json", "cifar10/resnet20/dpf-0.9-seed0.json")
@@ -68,17 +74,21 @@ def reported(samples: Samples, run: Path) -> Any:
 def exported(samples: Samples, run: Path) -> Any:
     file = run.parent / "fuzzed.sparse"
     outcome = command("export", str(run), "--to", "sparse", "--out", str(file), limit=LIMIT)
-    return outcome, tensors_of(read_sparse(file)) if outcome.code == 0 else None
+    return outcome, READERS["sparse"](file) if outcome.code == 0 else None
 
 
 def resumed(samples: Samples, run: Path) -> Any:
-    """Weights, masks and momentum at the end; metrics of earlier epochs are what the file says."""
+    """The network at the end, and of a run that was stopped also masks and momentum.
+
+    Metrics of earlier epochs are what their file says; a run that is complete does not look at its checkpoint.
+    """
     with scratch() as folder:
         copy = copied(run, folder)
         outcome = isolated(lambda: without_pictures(["train", "--resume", "--out", str(copy)]), LIMIT, MEMORY)
         if outcome.code != 0:
             return outcome, None
-        return outcome, {key: value for key, value in result(copy).items() if key not in ("metrics", "summary")}
+        files = ("model",) if run.name == samples.finished.name else ("model", "checkpoint")
+        return outcome, {name: tensors_of(load_file(copy / f"{name}.safetensors")) for name in files}
 
 
 COMMANDS: dict[str, Callable[[Samples, Path], Any]] = {
@@ -122,45 +132,22 @@ def difference_of(found: Any, wanted: Any) -> str:
 # -- exported files ----------------------------------------------------------------------------------------------------
 
 
-def tensors_of(state: dict[str, torch.Tensor]) -> dict[str, Any]:
-    return {key: (str(value.dtype), value.shape, value.numpy().tobytes()) for key, value in state.items()}
-
-
-def plan_output(file: Path) -> bytes:
-    import dcil_runtime
-
-    plan = dcil_runtime.load(file, tune_seconds=0.0)
-    images = np.random.default_rng(0).standard_normal((1, *plan.input_shape)).astype(np.float32)
-    return plan(images).tobytes()
-
-
-#: Format -> its reader, and whether the file has a checksum, so that no change may pass.
-READERS: dict[str, tuple[Callable[[Path], Any], bool]] = {
-    "sparse": (lambda file: tensors_of(read_sparse(file)), True),
-    "semi-structured": (lambda file: tensors_of(read_semi(file)), True),
-    "torch": (lambda file: tensors_of(read_torch(file)), False),
-    "cpu": (plan_output, True),
-}
-
-
 def exports(samples: Samples, chance: random.Random, factor: float) -> Iterator[Case]:
-    for to in READERS:
+    for to in ("sparse", "semi-structured", "torch", "cpu"):
         for _ in range(round(50 * factor)):
-            kind, seed = chance.choice([kind for kind in TEXT if to in ("sparse", "semi-structured") or kind in BYTES]), 0
+            kind = chance.choice(TEXT if to in ("sparse", "semi-structured") else BYTES)
             seed = chance.randrange(2**32)
             label = f"reading {to} after {kind.__name__}({seed})"
             yield label, partial(damaged_export, samples.exports[to], to, kind, seed)
 
 
 def damaged_export(source: Path, to: str, kind: Callable[[bytes, random.Random], bytes], seed: int) -> Verdict:
-    reader, checked = READERS[to]
+    reader = READERS[to]
     with scratch() as folder:
         file = copied(source, folder)
         file.write_bytes(kind(source.read_bytes(), random.Random(seed)))
 
         def read() -> int:
-            import sys
-
             try:
                 found = reader(file)
             except ValueError as error:  # UserError and PlanError are ones
@@ -168,7 +155,7 @@ def damaged_export(source: Path, to: str, kind: Callable[[bytes, random.Random],
                     raise
                 sys.stderr.write(f"dcil: {error}\n")
                 return 2
-            return 3 if checked and found != reader(source) else 0
+            return 3 if to in CHECKED and found != reader(source) else 0
 
         outcome = isolated(read, LIMIT, MEMORY)
         return Verdict(WRONG, "reads as something else") if outcome.code == 3 else of_outcome(outcome)
@@ -184,7 +171,9 @@ def damaged_list(kind: Callable[[bytes, random.Random], bytes], seed: int) -> Ve
         file.write_bytes(kind(json.dumps(LIST).encode(), random.Random(seed)))
         words = ["sweep", "--list", str(file), "--out", str(out), *SHORT]
         verdict = of_outcome(isolated(lambda: without_pictures(words), LIMIT, MEMORY))
-        outside = [str(path) for path in folder.rglob("*") if path.is_file() and path != file and out not in path.parents]
+        outside = [
+            str(path) for path in folder.rglob("*") if path.is_file() and path != file and out not in path.parents
+        ]
         if outside:
             return Verdict(LOST, f"wrote {outside}")
         if verdict.kind == REFUSED and out.exists() and any(out.iterdir()):

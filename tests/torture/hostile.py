@@ -147,7 +147,9 @@ IMAGES: dict[str, Callable[[Path], object]] = {
     "no bytes": lambda file: file.write_bytes(b""),
     "text": lambda file: file.write_text("not an image"),
     "a cut image": lambda file: file.write_bytes(png(64, 64)[:60]),
-    "a header that lies": lambda file: file.write_bytes(png(64, 64).replace(struct.pack(">I", 64), b"\x7f\xff\xff\xff", 1)),
+    "a header that lies": lambda file: file.write_bytes(
+        png(64, 64).replace(struct.pack(">I", 64), b"\x7f\xff\xff\xff", 1)
+    ),
     "16-bit grey": grey16,
     "unreadable": lambda file: (file.write_bytes(png(8, 8)), file.chmod(0)),
 }

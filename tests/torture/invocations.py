@@ -12,9 +12,40 @@ from samples import TRAIN, Samples, copied, scratch, without_pictures
 from tally import FINE, HANG, LOST, REFUSED, Case, Verdict, of_outcome
 
 LIMIT, MEMORY = 20.0, 8 << 30
-NUMBERS = ["-1", "0", "1", "1.5", "nan", "inf", "-inf", "1e300", "1e-300", "1e308", "-0.0", "1e400", "x", "", "0x10", "½"]
+NUMBERS = [
+    "-1",
+    "0",
+    "1",
+    "1.5",
+    "nan",
+    "inf",
+    "-inf",
+    "1e300",
+    "1e-300",
+    "1e308",
+    "-0.0",
+    "1e400",
+    "x",
+    "",
+    "0x10",
+    "½",
+]
 NUMBERS += ["1,2", "9" * 30, "1_000", " 1", "-5", str(2**63), str(2**64), "1732000000", "None", "True", "\udcff"]
-NAMES = ["", "x", "dcil ", "DCIL", "../x", "/", "-", "--", "all,all", "dcil,dcil", "wrn-1000000-1", "wrn-0-0", "wrn-28-0"]
+NAMES = [
+    "",
+    "x",
+    "dcil ",
+    "DCIL",
+    "../x",
+    "/",
+    "-",
+    "--",
+    "all,all",
+    "dcil,dcil",
+    "wrn-1000000-1",
+    "wrn-0-0",
+    "wrn-28-0",
+]
 NAMES += ["2:4", "4:2", "0:0", "1:1000000", "-1:4", "filter", "weight", "\x00", "a" * 5000, "$HOME", "*", "\udcff"]
 #: Option of train -> its wrong values. What trains nevertheless must end well.
 OPTIONS = {
@@ -42,7 +73,18 @@ TEXTS = [*NUMBERS, "no", "yes", "obd", "magnitude", "erk", "never", "{}", "[]", 
 #: Targets of --out that are no place to write to; {run} is a finished run, {file} a file, {folder} a full folder.
 PLACES = ["{run}", "{run}/config.json", "{run}/checkpoint.safetensors", "{run}/model.safetensors", "{run}/summary.json"]
 PLACES += ["{run}/metrics.jsonl", "{run}/checkpoint.json", "{run}/.lock", "{file}", "{file}/x", "{folder}", "/dev/null"]
-PLACES += ["/dev/full", "/proc/x", "", ".", "..", "\x00", "a" * 5000, "{link}", "{run}/../{runname}/config.json", "{run}/"]
+PLACES += [
+    "/dev/full",
+    "/proc/x",
+    "",
+    ".",
+    "..",
+    "\x00",
+    "a" * 5000,
+    "{link}",
+    "{run}/../{runname}/config.json",
+    "{run}/",
+]
 TRAINING = [*TRAIN, "--epochs", "1", "--batch", "1438"]
 
 
@@ -51,7 +93,8 @@ def cases(samples: Samples, chance: random.Random, factor: float) -> Iterator[Ca
     chance.shuffle(lines)
     lines = [*fixed(), *lines[: round(500 * factor)]]
     for words in lines:
-        shown = " ".join(word if len(word) < 60 else f"{word[:20]}…" for word in words)
+        rest = ["train", "…", *words[len(TRAINING) :]] if words[: len(TRAINING)] == TRAINING else words
+        shown = " ".join(word if len(word) < 60 else f"{word[:20]}…" for word in rest)
         yield f"dcil {shown!r}", partial(attempt, samples.finished, words)
 
 

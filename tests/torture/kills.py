@@ -9,8 +9,19 @@ from pathlib import Path
 
 from faults import KILLS, STRIKES, operations, struck
 from forks import isolated
-from samples import DOCUMENTED, TRAIN, Samples, command, copied, difference, leftovers, result, scratch
-from samples import without_pictures
+from reading import READERS
+from samples import (
+    DOCUMENTED,
+    TRAIN,
+    Samples,
+    command,
+    copied,
+    difference,
+    leftovers,
+    result,
+    scratch,
+    without_pictures,
+)
 from tally import FINE, LEFTOVER, LOST, REFUSED, UNCLEAR, WRONG, Case, Verdict, of_outcome
 
 from dcil.cli import main
@@ -101,42 +112,47 @@ def writers(name: str, words: list[str], want: Path | None, chance: random.Rando
     with scratch() as folder:
         trace = [line.replace(str(folder), "") for line in operations(partial(main, words), folder)]
         file = next(path.name for path in folder.iterdir())
-    whole = None if want is None else want.read_bytes()
     for label, kind, at in struck_at(trace, list(STRIKES), count, chance):
-        yield f"{name}: {label}", partial(written, words, file, whole, kind, at)
+        clears_up = kind not in KILLS and not trace[at - 1].startswith("unlink")
+        yield f"{name}: {label}", partial(written, words, file, want, kind, at, clears_up)
 
 
-def written(words: list[str], file: str, whole: bytes | None, kind: str, at: int) -> Verdict:
+def written(words: list[str], file: str, want: Path | None, kind: str, at: int, clears_up: bool) -> Verdict:
+    """Strike the command and look at the file; then repeat it, which must work and leave nothing else behind."""
     old = b"what was there before"
     with scratch() as folder:
         (folder / file).write_bytes(old)
         mode, error = STRIKES[kind]
-        first = struck(partial(main, words), folder, mode, at, error)
-        verdict = of_outcome(first) if kind not in KILLS else Verdict(FINE)
+        verdict = of_outcome(struck(partial(main, words), folder, mode, at, error))
+        if kind in KILLS:
+            verdict = Verdict(REFUSED)
         if verdict.kind not in (FINE, REFUSED):
             return verdict
-        left = [path.name for path in folder.iterdir() if path.name != file]
-        if left and kind not in KILLS:  # a command that lives on clears up behind itself
+        if left := [path.name for path in folder.iterdir() if path.name != file and clears_up]:
             return Verdict(LEFTOVER, ", ".join(left))
         if not (folder / file).exists():
             return Verdict(LOST, f"{file} is gone")
-        found = (folder / file).read_bytes()
-        if verdict.kind == REFUSED and found != old and whole is not None and found != whole:
+        replaced = (folder / file).read_bytes() != old
+        if verdict.kind == REFUSED and replaced and not is_whole(folder / file, want):
             return Verdict(LOST, f"{file} is cut short")
-        if kind in KILLS and found != old and not is_whole(found, whole):
-            return Verdict(LOST, f"{file} is cut short")
-        if verdict.kind == FINE and kind not in KILLS and not is_whole(found, whole):
+        if verdict.kind == FINE and not (replaced and is_whole(folder / file, want)):
             return Verdict(WRONG, f"{file} differs, and the command says that all is well")
         again = of_outcome(command(*words))
-        if again.kind != FINE:
+        if again.kind != FINE or not is_whole(folder / file, want):
             return Verdict(LOST, f"cannot be repeated: {again.detail}")
         left = [path.name for path in folder.iterdir() if path.name != file]
         return Verdict(LEFTOVER, ", ".join(left)) if left else verdict
 
 
-def is_whole(found: bytes, whole: bytes | None) -> bool:
-    """Whether a file is the wanted one; a report holds times, so its end must do."""
-    return found == whole if whole is not None else found.rstrip().endswith(b"</html>")
+def is_whole(file: Path, want: Path | None) -> bool:
+    """Whether a file holds the wanted tensors; of a report, which holds times, the end must do."""
+    if want is None:
+        return file.read_bytes().rstrip().endswith(b"</html>")
+    read = READERS[want.suffix[1:]]
+    try:
+        return bool(read(file) == read(want))
+    except Exception:
+        return False
 
 
 # -- commands that read a run: a read that fails is said ---------------------------------------------------------------

@@ -27,7 +27,7 @@ def cases(samples: Samples, chance: random.Random, factor: float) -> Iterator[Ca
         wanted = isolated(partial(train, name, "nothing", 0.0, -1, 0))
         for target in TARGETS:
             for value in VALUES:
-                for _ in range(round(1 * factor)):
+                for _ in range(max(1, round(factor))):
                     step, seed = chance.randrange(STEPS), chance.randrange(2**32)
                     label = f"{name}: {value} in a {target} at step {step} ({seed})"
                     yield label, partial(attempt, name, target, value, step, seed, wanted.out)
@@ -71,9 +71,7 @@ def train(name: str, target: str, value: float, at: int, seed: int) -> int:
         return 2
 
 
-def put(
-    net: dcil.SparseNet, optimizer: torch.optim.SGD, target: str, value: float, seed: int, x: torch.Tensor
-) -> None:
+def put(net: dcil.SparseNet, optimizer: torch.optim.SGD, target: str, value: float, seed: int, x: torch.Tensor) -> None:
     """Poison one number, chosen by ``seed``."""
     layer = net.layers[seed % len(net.layers)]
     flat = layer.weight.data.view(-1)

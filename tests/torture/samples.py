@@ -29,7 +29,21 @@ from dcil.runs.folder import RunFolder
 
 #: A network of 5,000 weights, so that a training of three epochs of three steps takes a quarter of a second.
 models.MODELS["tiny"] = partial(resnet, 8, width=4)
-TRAIN = "train --dataset digits --model tiny --batch 480 --epochs 3 --sparsity 0.9 --device cpu".split()
+TRAIN = [
+    "train",
+    "--dataset",
+    "digits",
+    "--model",
+    "tiny",
+    "--batch",
+    "480",
+    "--epochs",
+    "3",
+    "--sparsity",
+    "0.9",
+    "--device",
+    "cpu",
+]
 EXPORTS = ("safetensors", "torch", "sparse", "semi-structured", "cpu")
 #: Files that may be in a run folder, besides those of its documentation that begin with a dot.
 DOCUMENTED = {"config.json", "metrics.jsonl", "checkpoint.safetensors", "checkpoint.json", "model.safetensors"}
