@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import resource
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 JOBS = min(2, os.cpu_count() or 1)
+PATIENCE = 4
 
 
 @dataclass(frozen=True)
@@ -30,25 +32,29 @@ class Outcome:
 
 
 def isolated(work: Callable[[], object], limit: float = 60, memory: int | None = None) -> Outcome:
-    """Run ``work`` in a child for ``limit`` seconds at most; its exit code is what it returns, if that is a number."""
+    """Run ``work`` in a child; its exit code is what it returns, if that is a number.
+
+    It hangs if it takes ``limit`` seconds of the processor, or several times that on the clock: other processes may be
+    at work on this machine.
+    """
     with tempfile.TemporaryDirectory(prefix="torture-") as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
         sys.stdout.flush()
         sys.stderr.flush()
         child = os.fork()
         if child == 0:
-            _be_child(work, out, err, memory)
+            _be_child(work, out, err, limit, memory)
         handle = os.pidfd_open(child)
-        hung = not select.select([handle], [], [], limit)[0]
+        hung = not select.select([handle], [], [], PATIENCE * limit)[0]
         if hung:
             os.killpg(child, signal.SIGKILL)
         os.close(handle)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         texts = [file.read_text(errors="replace") if file.exists() else "" for file in (out, err)]
-        return Outcome(status if status >= 0 else None, max(0, -status), *texts, hung)
+        return Outcome(status if status >= 0 else None, max(0, -status), *texts, hung or -status == signal.SIGXCPU)
 
 
-def _be_child(work: Callable[[], object], out: Path, err: Path, memory: int | None) -> None:
+def _be_child(work: Callable[[], object], out: Path, err: Path, limit: float, memory: int | None) -> None:
     code = 1
     try:
         os.setsid()
@@ -58,6 +64,7 @@ def _be_child(work: Callable[[], object], out: Path, err: Path, memory: int | No
             os.close(target)
         sys.stdout, sys.stderr = (open(n, "w", encoding="utf-8", closefd=False) for n in (1, 2))  # noqa: SIM115
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit) + 5))
         if memory is not None:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         result = work()
