@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dcil import SparseNet, Update
@@ -19,7 +18,7 @@ from dcil.data import Batches
 from dcil.engine import PROCESS_LOCK, EngineSettings
 from dcil.engine.eager import autocast
 from dcil.engine.evaluate import Evaluation, large_test_batches
-from dcil.runs.atomic import write_atomically
+from dcil.runs.tensors import write_tensors
 
 EVERY = 5  # epochs between updates whose effect on the accuracy is measured: two evaluations each
 EDGES = [2**k for k in range(1, 24)]  # lifetimes are counted in classes of steps: 1, 2-3, 4-7, …
@@ -109,7 +108,7 @@ class MaskProbe:
             "steps_stayed": self.steps_stayed.cpu(),
         }
         header = {"found": json.dumps(self.observations())}
-        write_atomically(file_at(folder, epoch), lambda draft: save_file(tensors, draft, header))
+        write_tensors(file_at(folder, epoch), tensors, header)
         for old in sorted(folder.glob("watch-*.safetensors"), key=epoch_of)[:-2]:
             old.unlink()
 
