@@ -64,7 +64,11 @@ def run_tests(tests: str, mutant: Mutant | None) -> Outcome:
             mutant_of(mutant, tree / "src")
         for name in ("tests", "packages", "examples", "pyproject.toml"):
             (tree / name).symlink_to(ROOT / name)
-        return isolated(partial(pytest_in, tree, tests.split()), LIMIT)
+        outcome = isolated(partial(pytest_in, tree, tests.split()), LIMIT)
+    if mutant is not None and outcome.code == 0 and not mutant.survives:
+        sys.stdout.write(f"not noticed: {mutant}\n")
+        sys.stdout.flush()
+    return outcome
 
 
 def pytest_in(tree: Path, files: list[str]) -> int:
@@ -89,7 +93,6 @@ def report(mutants: list[Mutant], outcomes: list[Outcome], seconds: float, write
             raise RuntimeError(f"{mutant}: the tests did not run: {outcome.out[-2000:]}{outcome.err[-2000:]}")
         elif not mutant.survives:
             lost.append(str(mutant))
-            sys.stdout.write(f"not noticed: {mutant}\n")
         if mutant.survives and outcome.code == 1:
             sys.stdout.write(f"noticed after all, so drop its excuse: {mutant}\n")
     excused = [

@@ -9,7 +9,9 @@ SRC = Path(__file__).parents[2] / "src" / "dcil"
 KERNEL = "tests/test_views.py tests/test_schedule.py tests/test_selection.py tests/test_method.py tests/test_net.py"
 METHODS = "tests/methods/test_by_hand.py tests/test_example.py"
 RUNS = "tests/runs/test_durability.py tests/train/test_streams.py"
+RUNS += " tests/runs/test_file_lock.py tests/runs/test_checkpoint.py"
 DATA = "tests/data/test_data.py"
+MIN_KEPT = "tests/test_wiring.py::test_min_kept_keeps_some_of_every_layer_and_the_count_exact"
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,7 @@ MUTANTS = [
     M("schedule.py", "time.first <= step <= time.last", "time.first < step <= time.last"),
     M("schedule.py", "time.first <= step <= time.last", "time.first <= step < time.last"),
     M("schedule.py", "step % time.every == 0", "step % time.every == 1"),
-    M(
-        "schedule.py",
-        "        if step >= steps:\n",
-        "        if step > steps:\n",
-        survives="the curve is at its end there",
-    ),
+    M("schedule.py", "        if step >= steps:\n", "        if step > steps:\n"),
     M("schedule.py", "(left * left * left)", "(left * left)"),
     M("schedule.py", "step // period * period - begin", "step - begin"),
     M("schedule.py", "if step >= time.first else time.initial", "if step > time.first else time.initial"),
@@ -66,9 +63,13 @@ MUTANTS = [
     M("selection.py", "above = scores > threshold", "above = scores >= threshold"),
     M("selection.py", "tied.cumsum(0) <= room", "tied.cumsum(0) < room"),
     M("selection.py", "room = scores.numel() - pruned - above.sum()", "room = scores.numel() - pruned"),
-    M("selection.py", "threshold = kth_smallest(scores, pruned)", "threshold = kth_smallest(scores, pruned + 1)"),
+    M(
+        "selection.py",
+        "threshold = kth_smallest(scores, pruned)",
+        "threshold = kth_smallest(scores, max(1, pruned - 1))",
+    ),
     M("selection.py", "min(int(sparsity * sum(sizes)), sum(limits))", "min(round(sparsity * sum(sizes)), sum(limits))"),
-    M("selection.py", "max(0, size - min_kept)", "size"),
+    M("selection.py", "max(0, size - min_kept)", "size", MIN_KEPT),
     M("selection.py", "below = counts.cumsum(0) < left", "below = counts.cumsum(0) <= left"),
     M(
         "selection.py",
@@ -82,7 +83,7 @@ MUTANTS = [
     M("method.py", "extra=(self.target_step,)", "extra=()"),
     M("method.py", "hold=1 if self.smooth else self.epoch_steps", "hold=self.epoch_steps if self.smooth else 1"),
     M("method.py", "before = [layer.mask.clone()", "before = [layer.mask"),
-    M("method.py", "self.scope, layers, self.min_kept)\n        for", "self.scope, layers)\n        for"),
+    M("method.py", "self.scope, layers, self.min_kept)\n        for", "self.scope, layers)\n        for", MIN_KEPT),
     M("method.py", "self.criterion.observe(context.layers, context.state)", "pass"),
     M("method.py", "torch.stack(list(losses.values())).sum()", "torch.stack(list(losses.values())).mean()"),
     # net: the counted step, the count of kept weights, what is handed back
@@ -135,11 +136,21 @@ MUTANTS = [
     # runs: what is on disk after a kill, and that an epoch depends on nothing but its seed and number
     M("runs/atomic.py", "os.fsync(file.fileno())", "pass", RUNS),
     M("runs/atomic.py", "os.replace(draft, path)", "path.write_bytes(draft.read_bytes())", RUNS),
-    M("runs/folder.py", "            os.fsync(file.fileno())\n", "            pass\n", RUNS),
-    M("runs/folder.py", "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", RUNS),
-    M("runs/folder.py", "            restore_optimizer(optimizer, tensors)\n", "            pass\n", RUNS),
-    M("train/loop.py", "        folder.append(row)\n        done = epoch + 1\n", "        done = epoch + 1\n", RUNS),
-    M("train/loop.py", "        folder.append(row)\n", "        save(epoch + 1)\n        folder.append(row)\n", RUNS),
+    M("runs/atomic.py", "        sync_folder(path.parent)\n", "", RUNS),
+    M("runs/folder.py", "os.fsync(opened.fileno())", "pass", RUNS),
+    M("runs/folder.py", 'with exclusive(self.path / ".lock", busy):', "if True:", RUNS),
+    M("runs/file_lock.py", "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", RUNS),
+    M("runs/file_lock.py", "if names(file, lock):\n            if locked:", "if True:\n            if locked:", RUNS),
+    M("runs/checkpoint.py", "            self.load_momentum(optimizer)\n", "            pass\n", RUNS),
+    M("runs/checkpoint.py", 'raise ValueError("its checksum is wrong")', "pass", RUNS),
+    M("runs/checkpoint.py", 'check_settings(file, json.loads(self.notes["config"]), config)', "pass", RUNS),
+    M("train/loop.py", "            self.folder.append(row)\n", "", RUNS),
+    M(
+        "train/loop.py",
+        "self.folder.append(row)\n",
+        "self.save(epoch + 1, hooks)\n            self.folder.append(row)\n",
+        RUNS,
+    ),
     M("train/loop.py", "        folder.rewind_metrics(start)\n", "", RUNS),
     M("train/loop.py", "range(start, min(", "range(start + 1, min(", RUNS),
     M("train/trainer.py", "reseed(self.config.seed, epoch + 1)", "reseed(self.config.seed, 1)", RUNS),

@@ -109,7 +109,6 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "NM(0, 0)": lambda: dcil.NM(0, 0),
     "NM('2', 4)": lambda: dcil.NM("2", 4),  # type: ignore[arg-type]
     "Cubic called bare": lambda: dcil.Cubic()(3),
-    "tied classifier by another name": lambda: dcil.SparseNet(Tied(), DPF, prunable=["inner.weight"]),
     "DCIL distill='x'": lambda: dcil.DCIL(sparsity=0.5, steps=10, distill="x"),
     "DCIL kl=-1": lambda: dcil.DCIL(sparsity=0.5, steps=10, kl=-1),
     "DCIL temperature=0": lambda: dcil.DCIL(sparsity=0.5, steps=10, temperature=0),
@@ -120,6 +119,7 @@ ODD: dict[str, Callable[[], object]] = {
     "rigl after zero_grad": lambda: stepped_after_zero_grad("rigl"),
     "set after zero_grad": lambda: stepped_after_zero_grad("set"),
     "tied classifier": lambda: trained(dcil.SparseNet(Tied(), DPF)),
+    "tied classifier by its other name": lambda: trained(dcil.SparseNet(Tied(), DPF, prunable=["inner.weight"])),
     "half precision": lambda: dcil.SparseNet(model().half(), DPF).update_masks(),
     "double": lambda: dcil.SparseNet(model().double(), DPF).update_masks(),
 }

@@ -185,7 +185,7 @@ def count_images(folder: Path) -> int:
             if seen > 7:
                 print(f"{seen} images of 7")  # noqa: T201
                 return 3
-    except UserError as error:
+    except (UserError, OSError) as error:  # of the latter, the command line makes one line too
         sys.stderr.write(f"dcil: {error}\n")
         return 2
     return 0
