@@ -32,7 +32,7 @@ def network() -> nn.Module:
 def masks_at(step: int, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Keep the largest weights of all layers together; sparsity grows along a cubic curve (Eq. 1)."""
     sparsity = SPARSITY * (1 - max(0.0, 1 - step / RAMP) ** 3)
-    flat = torch.cat([w.detach().square().flatten() for w in weights.values()])
+    flat = torch.cat([w.detach().abs().flatten() for w in weights.values()])
     kept = torch.ones_like(flat, dtype=torch.bool)
     kept[flat.argsort()[: int(sparsity * len(flat))]] = False
     parts = kept.split([w.numel() for w in weights.values()])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from dcil import DPF, Filter, Weight
+from dcil import DPF, NM, Filter, Weight
 from dcil.method import StepContext
 from dcil.selection import count_changes, keep_largest, largest_among, radix_select
 from dcil.weight import PrunableWeight
@@ -115,3 +115,28 @@ def test_changes_counts_revived_and_dropped():
     old = [torch.tensor([True, True, False]), torch.tensor([False])]
     new = [torch.tensor([True, False, True]), torch.tensor([True])]
     assert count_changes(old, new).tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("pruned", range(9))
+def test_nan_counts_as_infinite(pruned):
+    scores = torch.tensor([torch.nan, 1.0, torch.inf, torch.nan, 0.0, 2.0, torch.nan, 0.5])
+    kept = keep_largest(scores, pruned)
+    assert int((~kept).sum()) == pruned
+    assert torch.equal(kept, keep_largest(scores.nan_to_num(torch.inf, posinf=torch.inf), pruned))
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.double])
+@pytest.mark.parametrize("scale", [2.0**-110, 2.0**-75, 2.0**64, 2.0**110])
+@pytest.mark.parametrize("granularity", [Weight(), Filter(), NM(2, 4)])
+def test_the_scale_of_the_weights_does_not_change_the_ranking(granularity, scale, dtype):
+    torch.manual_seed(1)
+    weights = [torch.randint(1, 1000, shape).to(dtype) / 100 for shape in ((8, 12), (4, 8))]
+    expected = masks_for([layer(w) for w in weights], 0.5, granularity)
+    found = masks_for([layer(w * scale) for w in weights], 0.5, granularity)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_radix_select_of_doubles():
+    scores = torch.randn(1001, dtype=torch.double) * 1e-60
+    for k in (1, 2, 500, 1000, 1001):
+        assert radix_select(scores, k) == scores.kthvalue(k).values

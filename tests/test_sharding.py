@@ -26,7 +26,7 @@ from dcil import EMA, METHODS, OBS, SparseNet, UserError
 from dcil.granularity import NM, Filter, Weight
 from dcil.scope import Global, Uniform
 from dcil.selection import count_changes, keep_largest, keep_largest_of_all, largest_among, select
-from dcil.sharding import count_true, like, local, whole
+from dcil.sharding import count_true, is_sharded, like, local, whole
 from dcil.weight import PrunableWeight
 
 STEPS = 25
@@ -305,6 +305,23 @@ def refuses() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_be_right_is_refused(tmp_path):
     run(2, tmp_path, refuses)
+
+
+def refuses_nan_of_another_process(how: str) -> None:
+    net, opt = build("dcil", how, STEPS)
+    train(net, opt, how, 4)
+    sharded = next(layer for layer in net.layers if is_sharded(layer.weight))
+    if dist.get_rank() == 1:
+        local(sharded.weight.detach()).view(-1)[-1] = torch.nan
+    before = [local(mask).clone() for mask in net.masks.values()]
+    with pytest.raises(dcil.Diverged, match=sharded.name):
+        net.update_masks(opt)
+    assert all(map(torch.equal, before, map(local, net.masks.values())))
+
+
+@pytest.mark.parametrize("how", ["before", "tp"])
+def test_nan_in_one_process_is_refused_in_all(how, tmp_path):
+    run(2, tmp_path, refuses_nan_of_another_process, how)
 
 
 def test_one_process_needs_none_of_this(tmp_path):

@@ -6,7 +6,7 @@ import warnings
 
 from dcil.criteria import OBD, OBS, Criterion, Gradient, Magnitude, Taylor
 from dcil.ema import EMA
-from dcil.errors import UserError
+from dcil.errors import Diverged, UserError
 from dcil.granularity import NM, Filter, Granularity, Weight
 from dcil.method import Method, Phase, StepContext
 from dcil.methods import (
@@ -58,6 +58,7 @@ __all__ = [
     "Criterion",
     "Cubic",
     "Dense",
+    "Diverged",
     "Filter",
     "Global",
     "Gradient",

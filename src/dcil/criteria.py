@@ -15,19 +15,22 @@ from torch import Tensor
 
 from dcil.errors import UserError
 from dcil.sharding import like
-from dcil.weight import PrunableWeight
+from dcil.validation import Validated
+from dcil.weight import PrunableWeight, wide
 
 State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Criterion:
+class Criterion(Validated):
     """Scores weights; the hooks besides ``score`` are for criteria that accumulate statistics."""
 
     #: True where ``score`` is made of tensor operations on the device alone, so that an engine may record it.
     recordable: ClassVar[bool] = False
     #: True where it is elementwise, so that it is right on sharded weights.
     shards: ClassVar[bool] = False
+    #: p of the power mean (mean of score^p)^(1/p) that is the score of a group of weights.
+    power: ClassVar[int] = 1
 
     def init_state(self, layers: Sequence[PrunableWeight]) -> State:
         """Create the tensors that ``observe`` accumulates into."""
@@ -36,8 +39,12 @@ class Criterion:
     def observe(self, layers: Sequence[PrunableWeight], state: State) -> None:
         """Accumulate the gradients of a step, in place."""
 
+    def reads(self, layer: PrunableWeight, state: State) -> list[Tensor]:
+        """The tensors besides the weight that ``score`` is computed from; they must be finite."""
+        return []
+
     def score(self, layer: PrunableWeight, state: State) -> Tensor:
-        """A non-negative tensor of the weight's shape."""
+        """A non-negative tensor of the weight's shape; products are in float64, where they do not underflow."""
         raise NotImplementedError("abstract: a criterion defines score")
 
     def compensate(self, layer: PrunableWeight, dropped: Tensor, state: State) -> None:
@@ -56,14 +63,14 @@ def gradient_of(layer: PrunableWeight) -> Tensor:
 
 @dataclass(frozen=True)
 class Magnitude(Criterion):
-    """w^2, the L2 criterion of DPF and DCIL. Its mean over a filter is that filter's score."""
+    """|w|, the L2 criterion of DPF and DCIL. Its root mean square over a filter is that filter's score."""
 
     recordable: ClassVar[bool] = True
     shards: ClassVar[bool] = True
+    power: ClassVar[int] = 2
 
     def score(self, layer: PrunableWeight, state: State) -> Tensor:
-        weight = layer.weight.detach()
-        return (weight if weight.dtype == torch.double else weight.float()).square()
+        return layer.magnitude
 
 
 @dataclass(frozen=True)
@@ -73,8 +80,11 @@ class Gradient(Criterion):
     recordable: ClassVar[bool] = True
     shards: ClassVar[bool] = True
 
+    def reads(self, layer: PrunableWeight, state: State) -> list[Tensor]:
+        return [gradient_of(layer)]
+
     def score(self, layer: PrunableWeight, state: State) -> Tensor:
-        return gradient_of(layer).float().abs()
+        return wide(gradient_of(layer)).abs()
 
 
 @dataclass(frozen=True)
@@ -84,8 +94,11 @@ class Taylor(Criterion):
     recordable: ClassVar[bool] = True
     shards: ClassVar[bool] = True
 
+    def reads(self, layer: PrunableWeight, state: State) -> list[Tensor]:
+        return [gradient_of(layer)]
+
     def score(self, layer: PrunableWeight, state: State) -> Tensor:
-        return (layer.weight.detach() * gradient_of(layer)).float().abs()
+        return (layer.weight.detach().double() * gradient_of(layer).double()).abs()
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,10 @@ class OBD(Criterion):
 
     decay: float = 0.99
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("decay", 0 <= self.decay < 1, ">= 0 and < 1", "1 would never see a gradient")
+
     recordable: ClassVar[bool] = True
     shards: ClassVar[bool] = True
 
@@ -109,8 +126,11 @@ class OBD(Criterion):
             fisher, grad = state[f"fisher.{layer.name}"], gradient_of(layer)
             fisher.mul_(self.decay).addcmul_(grad, grad, value=1 - self.decay)
 
+    def reads(self, layer: PrunableWeight, state: State) -> list[Tensor]:
+        return [state[f"fisher.{layer.name}"]]
+
     def score(self, layer: PrunableWeight, state: State) -> Tensor:
-        return 0.5 * state[f"fisher.{layer.name}"].float() * layer.weight.detach().float().square()
+        return 0.5 * state[f"fisher.{layer.name}"].double() * layer.weight.detach().double().square()
 
 
 @dataclass(frozen=True)
@@ -129,6 +149,12 @@ class OBS(Criterion):
     block: int = 16
     damp: float = 1e-4
     samples: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("block", 1 <= self.block <= 1024, "from 1 to 1024", "numbers held per weight")
+        self.require("damp", 1e-10 <= self.damp <= 1e10, "from 1e-10 to 1e10", "its inverse is held in float32")
+        self.require("samples", 1 <= self.samples <= 2**24, "from 1 to 2**24", "counted in float32")
 
     def init_state(self, layers: Sequence[PrunableWeight]) -> State:
         state: State = {}
@@ -156,9 +182,12 @@ class OBS(Criterion):
         flat = values.detach().float().flatten()
         return F.pad(flat, (0, -len(flat) % self.block)).view(-1, self.block)
 
+    def reads(self, layer: PrunableWeight, state: State) -> list[Tensor]:
+        return [state[f"inverse.{layer.name}"]]
+
     def score(self, layer: PrunableWeight, state: State) -> Tensor:
-        diagonal = state[f"inverse.{layer.name}"].diagonal(dim1=1, dim2=2)
-        scores = self.blocks(layer.weight).square() / (2 * diagonal)
+        diagonal = state[f"inverse.{layer.name}"].diagonal(dim1=1, dim2=2).double()
+        scores = self.blocks(layer.weight).double().square() / (2 * diagonal)
         return scores.flatten()[: layer.weight.numel()].view_as(layer.weight)
 
     def compensate(self, layer: PrunableWeight, dropped: Tensor, state: State) -> None:

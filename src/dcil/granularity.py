@@ -14,11 +14,12 @@ from torch import Tensor
 
 from dcil.errors import UserError
 from dcil.sharding import count_true, is_sharded, like, whole
+from dcil.validation import Validated
 from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True)
-class Granularity:
+class Granularity(Validated):
     """Divides the weights of a layer into groups that are pruned together."""
 
     @property
@@ -30,8 +31,8 @@ class Granularity:
         """Whether the layer can be pruned in these groups; otherwise it stays dense."""
         return True
 
-    def groups(self, layer: PrunableWeight, scores: Tensor) -> Tensor:
-        """Scores of the weight's shape -> one score per group: 1-D, or sharded in the weight's shape."""
+    def groups(self, layer: PrunableWeight, scores: Tensor, power: int = 1) -> Tensor:
+        """Scores of the weight's shape -> their power mean in each group: 1-D, or sharded in the weight's shape."""
         raise NotImplementedError("abstract: a granularity defines groups")
 
     def mask(self, layer: PrunableWeight, kept: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ class Granularity:
 class Weight(Granularity):
     """Prune single weights: unstructured pruning."""
 
-    def groups(self, layer: PrunableWeight, scores: Tensor) -> Tensor:
+    def groups(self, layer: PrunableWeight, scores: Tensor, power: int = 1) -> Tensor:
         if is_sharded(scores) and not layer.transposed:  # there the order of groups is that of the weight
             return scores
         return layer.rows(whole(scores)).flatten()
@@ -58,14 +59,18 @@ class Weight(Granularity):
 
 @dataclass(frozen=True)
 class Filter(Granularity):
-    """Prune whole output filters (rows of a Linear), each scored by the mean of its weights' scores."""
+    """Prune whole output filters (rows of a Linear), each scored by the power mean of its weights' scores."""
 
     def supports(self, layer: PrunableWeight) -> bool:
         return not layer.stacked
 
-    def groups(self, layer: PrunableWeight, scores: Tensor) -> Tensor:
+    def groups(self, layer: PrunableWeight, scores: Tensor, power: int = 1) -> Tensor:
         # Summed in double so that the order of summation, which differs by device, cannot change the ranking.
-        return layer.rows(whole(scores)).double().mean(dim=1).float()
+        rows = layer.rows(whole(scores)).double()
+        # Relative to the largest, so that no power over- or underflows.
+        largest = rows.amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.double).tiny)
+        mean = (rows / largest).pow(power).mean(dim=1).pow(1 / power)
+        return (mean * largest.squeeze(1)).to(scores.dtype)
 
     def mask(self, layer: PrunableWeight, kept: Tensor) -> Tensor:
         return layer.from_rows(kept[:, None].expand(-1, layer.weight.numel() // len(kept)))
@@ -87,6 +92,7 @@ class NM(Granularity):
     m: int = 4
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.n < self.m:
             raise UserError(f"N:M sparsity must have 0 < N < M, got {self.n}:{self.m} (2:4 runs on GPUs)")
 
@@ -97,7 +103,7 @@ class NM(Granularity):
     def supports(self, layer: PrunableWeight) -> bool:
         return not layer.transposed and not layer.stacked and layer.weight.shape[1] % self.m == 0
 
-    def groups(self, layer: PrunableWeight, scores: Tensor) -> Tensor:
+    def groups(self, layer: PrunableWeight, scores: Tensor, power: int = 1) -> Tensor:
         along = whole(scores).movedim(1, -1).reshape(-1, self.m)
         order = along.argsort(dim=1, descending=True, stable=True)
         safe = torch.zeros_like(along, dtype=torch.bool).scatter_(1, order[:, : self.n], True)

@@ -13,15 +13,16 @@ from torch.optim import Optimizer
 
 from dcil import fsdp, identity, inspection, wiring
 from dcil.attachment import Attachment
+from dcil.choice import Choice
 from dcil.errors import UserError
+from dcil.finite import FiniteCheck
 from dcil.masks import take_masks
-from dcil.method import Method, StepContext, StepHooks
+from dcil.method import Method, StepContext
 from dcil.naming import put, rename_old_keys
-from dcil.partition import Choice
 from dcil.paths import Paths
 from dcil.sharding import whole
 from dcil.task import Objective, Task, find_logits
-from dcil.update import MaskObserver, Update
+from dcil.update import MaskObserver, StepHooks, Update
 
 
 class SparseNet(Paths):
@@ -64,6 +65,7 @@ class SparseNet(Paths):
         self._attachment: Attachment | None = None
         self._parts: Mapping[str, Tensor | float] = {}
         self._last_update: Update | None = None
+        self._finite = FiniteCheck()
         wiring.CopyOnLoad(self).register()
         self.register_state_dict_pre_hook(follow_shards)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(follow_shards)  # type: ignore[no-untyped-call]
@@ -114,7 +116,7 @@ class SparseNet(Paths):
                 f"net.loss must get the outputs of all paths, as net(x) returns them in training, got "
                 f"{type(outputs).__name__}: call net.train() first, or use your task's loss in evaluation"
             )
-        objective = Objective(task, logits or find_logits, valid, self._partition.classes)
+        objective = Objective(task, find_logits if logits is None else logits, valid, self._partition.classes)
         loss = self.method.loss(outputs, target, objective, self._steps_done)
         self._parts = objective.parts
         return loss
@@ -153,10 +155,12 @@ class SparseNet(Paths):
 
     @torch.no_grad()
     def update_masks(self, optimizer: Optimizer | None = None) -> Update:
-        """Recompute the masks for the steps done, whether that is due or not."""
+        """Recompute the masks for the steps done, due or not; weights that are not finite raise ``Diverged``."""
+        context = self.context(optimizer)
+        self._finite.before_update(self.method, context)
         for observer in self._observers:
             observer.before_update(self._steps_done)
-        update = self._last_update = Update(self._steps_done, self.hooks.update_masks(self.context(optimizer)))
+        update = self._last_update = Update(self._steps_done, self.hooks.update_masks(context))
         self._kept.add_(update.changes[0] - update.changes[1])
         if self.warn_of_empty_layers:
             self._checks.kept(list(self.masks), self.kept, self._steps_done)
@@ -166,7 +170,7 @@ class SparseNet(Paths):
 
     def add_observer(self, observer: MaskObserver) -> None:
         """Tell ``observer`` of every mask update from now on, before and after it."""
-        self._observers.append(observer)
+        self._observers.append(wiring.checked_observer(observer))
 
     def context(self, optimizer: Optimizer | None) -> StepContext:
         """What the method's hooks work on, now: a layer that was frozen after wrapping keeps its mask."""
@@ -178,18 +182,19 @@ class SparseNet(Paths):
             left = ", ".join(self._partition.prunable.keys() - {layer.name for layer in layers})
             raise UserError(f"{type(self.method).__name__}: every layer must stay trainable, got frozen {left}: "
                             "freeze before wrapping, or name the others in prunable=['…']")  # fmt: skip
-        return StepContext(layers, self._steps_done, optimizer, self.state, self.model)
+        return StepContext(layers, self._steps_done, wiring.checked_state(optimizer), self.state, self.model)
+
+    # -- results --------------------------------------------------------------------------------------------------
 
     @property
     def steps_done(self) -> int:
         """Optimizer steps counted so far."""
         return self._steps_done
 
-    # -- results --------------------------------------------------------------------------------------------------
-
     @property
     def sparsity(self) -> float:
         """The exact fraction of the prunable weights that is pruned now (waits for the device)."""
+        self._finite.settle()
         total = sum(mask.numel() for mask in self.masks.values())
         return 1 - int(self.kept.sum()) / total
 
@@ -200,6 +205,7 @@ class SparseNet(Paths):
 
     def metrics(self) -> dict[str, float]:
         """Loss parts, KL weight, sparsity in all and by layer, flips of the last update (waits for the device)."""
+        self._finite.settle()
         flips = None if self._last_update is None else self._last_update.changes
         return inspection.measure(self._steps_done, self.masks, self.kept, self._parts, flips)
 
@@ -223,6 +229,7 @@ class SparseNet(Paths):
         """
         follow_shards(self)
         self._checks.masks(self)
+        self._finite.weights(self.layers, self._steps_done)
         for note in self.notes():
             warnings.warn(note, stacklevel=3)  # past no_grad
         # Tensors that a forward pass left on a module cannot be copied with their history.
@@ -238,8 +245,9 @@ class SparseNet(Paths):
     @torch.no_grad()
     def load_model(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load weights of the plain model into every path. Masks and method start from them, if there was no step."""
-        state_dict = fsdp.placed(state_dict, self.model)
-        found = self.model.load_state_dict(state_dict, strict=strict)  # and CopyOnLoad calls copy_private
+        with identity.fitting(state_dict, "the model (load_state_dict takes one of the net)"):
+            state_dict = fsdp.placed(state_dict, self.model)
+            found = self.model.load_state_dict(state_dict, strict=strict)  # and CopyOnLoad calls copy_private
         if self._steps_done == 0:
             self._start(self._given_masks)
         return found
@@ -261,8 +269,13 @@ class SparseNet(Paths):
         self._checks.empty = True  # masks hold whatever was in memory
         return super().to_empty(device=device, recurse=recurse)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        with identity.fitting(state_dict, "the net (load_model takes one of the model)"):
+            return super().load_state_dict(state_dict, strict, assign)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         rename_old_keys(state_dict, prefix)
+        identity.check_masks(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from dcil import sharding
 from dcil.scope import Scope, apportion
-from dcil.weight import PrunableWeight
+from dcil.weight import PrunableWeight, wide
 
 
 def keep_largest(scores: Tensor, pruned: int) -> Tensor:
     """A bool tensor with exactly ``pruned`` False: the smallest of the ``scores``, which are 1-D or sharded.
 
     Of equal scores the ones that come first are kept, so the result depends on the scores alone,
-    not on the device or its sorting order. Nothing here reads a value back to the host.
+    not on the device or its sorting order. NaN counts as infinite. Nothing here reads a value back to the host.
     """
     if pruned <= 0:
         return torch.ones_like(scores, dtype=torch.bool)
@@ -28,6 +28,7 @@ def keep_largest(scores: Tensor, pruned: int) -> Tensor:
         return torch.zeros_like(scores, dtype=torch.bool)
     if sharding.is_sharded(scores):
         return keep_largest_of_all([scores], pruned)[0]
+    scores = without_nan(scores)
     threshold = kth_smallest(scores, pruned)
     above = scores > threshold
     tied = scores == threshold
@@ -59,11 +60,15 @@ def select(
 
 def largest_among(candidates: Tensor, scores: Tensor, count: int) -> Tensor:
     """Exactly ``count`` of the ``candidates`` (a bool tensor): those with the largest scores, which are 0 or more."""
-    tiny = torch.finfo(torch.float32).tiny  # so that no candidate ties with what is none
-    ranked = torch.where(candidates, scores.float().clamp_min(tiny), 0.0)
+    ranked = torch.where(candidates, wide(scores), -1.0)
     if sharding.is_sharded(ranked):
         return keep_largest(ranked, ranked.numel() - count)
     return keep_largest(ranked.flatten(), ranked.numel() - count).view_as(candidates)
+
+
+def without_nan(scores: Tensor) -> Tensor:
+    """The scores with infinity for NaN, which compares with nothing."""
+    return torch.where(scores.isnan(), torch.inf, scores)
 
 
 def count_changes(old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:
@@ -88,15 +93,15 @@ def _flatten(mask: Tensor, like: Tensor) -> Tensor:
 
 def kth_smallest(scores: Tensor, k: int) -> Tensor:
     """The k-th smallest score (from 1), as a tensor."""
-    if scores.is_cuda and scores.dtype == torch.float32:  # there kthvalue runs on a single processor of the GPU
+    if scores.is_cuda and scores.dtype in (torch.float32, torch.float64):  # there kthvalue runs on a single processor
         return radix_select(scores, k)
     return scores.kthvalue(k).values
 
 
 def radix_select(scores: Tensor, k: int) -> Tensor:
-    """The k-th smallest of float32 scores by their bits."""
+    """The k-th smallest of float32 or float64 scores by their bits."""
     # full, not tensor: copying a number from the host would wait for the device
-    return score_of(kth_smallest_key(sortable_keys(scores), torch.full((), k, device=scores.device)), torch.float32)
+    return score_of(kth_smallest_key(sortable_keys(scores), torch.full((), k, device=scores.device)), scores.dtype)
 
 
 #: Bits -> (shift, width) of the digits that are counted one after the other, highest first.
@@ -121,8 +126,8 @@ def score_of(key: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def kth_smallest_key(keys: Tensor, k: Tensor) -> Tensor:
-    """The k-th smallest of int32 keys, read as unsigned. No sort, no wait. ``k`` (from 1) is on the device too."""
-    return radix_search(lambda *digit: digit_histogram(keys, *digit), k, bits=32)
+    """The k-th smallest of integer keys, read as unsigned. No sort, no wait. ``k`` (from 1) is on the device too."""
+    return radix_search(lambda *digit: digit_histogram(keys, *digit), k, bits=keys.element_size() * 8)
 
 
 def radix_search(histogram: Callable[[int, int, Tensor], Tensor], k: Tensor, bits: int) -> Tensor:
@@ -159,6 +164,7 @@ def keep_largest_of_all(scores: Sequence[Tensor], pruned: int) -> list[Tensor]:
     total = sum(score.numel() for score in scores)
     if not 0 < pruned < total:
         return [torch.full_like(score, pruned <= 0, dtype=torch.bool) for score in scores]
+    scores = [without_nan(score) for score in scores]
     threshold = float(kth_smallest_of_all(scores, pruned))
     above, tied = [score > threshold for score in scores], [score == threshold for score in scores]
     counts = sharding.count_true(above + tied).tolist()

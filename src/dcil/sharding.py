@@ -92,11 +92,15 @@ def add_up(counts: Tensor, like: Tensor) -> Tensor:
 
 def count_true(masks: Sequence[Tensor]) -> Tensor:
     """How many elements of each mask are True, over all processes; on the device, a plain tensor."""
-    counts = torch.stack([local(mask).sum() for mask in masks])
-    for key in dict.fromkeys(map(layout, masks)):
-        same = [i for i, mask in enumerate(masks) if layout(mask) == key]
+    return add_up_each(torch.stack([local(mask).sum() for mask in masks]), masks)
+
+
+def add_up_each(counts: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """``add_up`` of each count with the tensor that was counted, one reduction for all that are sharded alike."""
+    for key in dict.fromkeys(map(layout, tensors)):
+        same = [i for i, tensor in enumerate(tensors) if layout(tensor) == key]
         if key is not None:
-            counts[same] = add_up(counts[same], masks[same[0]])
+            counts[same] = add_up(counts[same], tensors[same[0]])
     return counts
 
 

@@ -1,4 +1,4 @@
-"""Update: what a mask update changed, and who is told of it."""
+"""Update: what a mask update changed, who computes it and who is told of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dcil.method import StepContext
+
 
 @dataclass(frozen=True)
 class Update:
@@ -14,6 +16,14 @@ class Update:
 
     step: int
     changes: Tensor
+
+
+class StepHooks(Protocol):
+    """What ``SparseNet.step`` calls: the method itself, or an engine that has recorded the same computation."""
+
+    def after_step(self, context: StepContext) -> None: ...
+
+    def update_masks(self, context: StepContext) -> Tensor: ...
 
 
 class MaskObserver(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 
@@ -23,6 +24,11 @@ class PrunableWeight:
     conv_groups: int = 1
     stacked: bool = False
 
+    @property
+    def magnitude(self) -> Tensor:
+        """|w|, in float32 or float64: what weights are ranked by. A square would over- or underflow."""
+        return wide(self.weight.detach()).abs()
+
     def rows(self, values: Tensor) -> Tensor:
         """Reshape ``values``, shaped like the weight, to one row per output filter."""
         if self.transposed:
@@ -37,3 +43,8 @@ class PrunableWeight:
             split = (self.conv_groups, shape[1], shape[0] // self.conv_groups, *shape[2:])
             rows = rows.reshape(split).transpose(1, 2)
         return rows.reshape(shape)
+
+
+def wide(values: Tensor) -> Tensor:
+    """The values in float32, or in float64 if they are: rankings of half precision have many ties."""
+    return values if values.dtype == torch.double else values.float()

@@ -11,7 +11,23 @@ import torch
 from networks import NETWORKS, batch
 from sklearn.datasets import load_digits
 
-from dcil import DCIL, DPF, GMP, METHODS, NM, OBD, OBS, Filter, Gradient, OneShot, SparseNet, Taylor, UserError, Weight
+from dcil import (
+    DCIL,
+    DPF,
+    GMP,
+    METHODS,
+    NM,
+    OBD,
+    OBS,
+    Diverged,
+    Filter,
+    Gradient,
+    OneShot,
+    SparseNet,
+    Taylor,
+    UserError,
+    Weight,
+)
 from dcil.granularity import Granularity
 
 STEPS = 24
@@ -262,3 +278,34 @@ def test_the_method_in_the_documentation_works():
         assert dead == int(0.6 * all_)
         masks.append(net.masks)
     assert not torch.equal(masks[0]["conv1.weight"], masks[1]["conv1.weight"])
+
+
+@EVERY
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+def test_a_broken_batch_or_weight_is_refused_and_masks_stay(name, granularity, poison):
+    method = build(name, granularity)
+    net, opt = fresh(method)
+    go(net, opt, range(5))
+    with torch.no_grad():
+        layer = net.layers[-1]
+        place = tuple(torch.where(~layer.mask, 1, 0).nonzero()[0]) if not layer.mask.all() else (0,) * layer.mask.dim()
+        layer.weight[place] = poison  # a pruned one, if there is one
+    before = {key: mask.clone() for key, mask in net.masks.items()}
+    with pytest.raises(Diverged, match="NaN or infinite values"):
+        go(net, opt, range(5, whole_run(method)))
+        net.finalize()
+    assert all(torch.equal(mask, before[key]) for key, mask in net.masks.items())
+
+
+@pytest.mark.parametrize("criterion", [Gradient(), Taylor(), OBD(), OBS()])
+def test_gradients_that_a_criterion_ranks_must_be_finite(criterion):
+    net, opt = fresh(GMP(sparsity=0.5, steps=STEPS, every=1, criterion=criterion))
+    go(net, opt, range(3))
+    x, y = batch((2, 8, 8), 12, torch.float)
+    net.loss(net(x), y).backward()
+    opt.step()
+    net.layers[0].weight.grad[0] = torch.nan
+    before = {key: mask.clone() for key, mask in net.masks.items()}
+    with pytest.raises(Diverged, match=net.layers[0].name):
+        net.step(opt)
+    assert all(torch.equal(mask, before[key]) for key, mask in net.masks.items())

@@ -17,12 +17,12 @@ import torch
 from dcil import SparseNet, Update
 from dcil.data import Batches
 from dcil.engine.data_parallel import DataParallelEngine
-from dcil.engine.eager import Diverged, EagerEngine
+from dcil.engine.eager import EagerEngine
 from dcil.engine.lock import PROCESS_LOCK
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.engine.settings import EngineSettings
 from dcil.engine.sync_batch_norm import synchronise_batch_norms
-from dcil.errors import UserError
+from dcil.errors import Diverged, UserError
 from dcil.sharding import is_sharded
 
 __all__ = ["PROCESS_LOCK", "Diverged", "EagerEngine", "Engine", "EngineSettings", "build", "selection_kernel"]

@@ -14,20 +14,15 @@ from dcil.data import Batches
 from dcil.engine.evaluate import evaluate
 from dcil.engine.executor import EagerExecutor, one_at_a_time
 from dcil.engine.settings import EngineSettings
-from dcil.errors import UserError
+from dcil.errors import Diverged
 
 
-class Diverged(UserError):
-    """The loss is no longer a finite number."""
-
-    exit_code = 1
-
-    @classmethod
-    def at(cls, step: int, loss: float, lr: float) -> Diverged:
-        return cls(
-            f"the loss is {loss} at step {step}; the weights are as the step before left them; "
-            f"try a smaller learning rate than --lr {lr:g}"
-        )
+def diverged(step: int, loss: float, lr: float) -> Diverged:
+    """Return the error for a loss that is not finite."""
+    return Diverged(
+        f"the loss must be finite, got {loss} at step {step}; the weights are as the step before left them; "
+        f"try a smaller learning rate than --lr {lr:g}"
+    )
 
 
 def autocast(device: torch.device, settings: EngineSettings) -> AbstractContextManager[object]:
@@ -83,7 +78,7 @@ class EagerEngine:
     def check(self, loss: Tensor) -> None:
         """Raise Diverged unless the loss is finite."""
         if not math.isfinite(value := loss.item()):
-            raise Diverged.at(self.net.steps_done + 1, value, self.optimizer.defaults["lr"])
+            raise diverged(self.net.steps_done + 1, value, self.optimizer.defaults["lr"])
 
     def evaluate(self) -> dict[str, tuple[float, float]]:
         """Return path -> (top-1, top-5) in percent on the test images."""

@@ -40,7 +40,8 @@ class AutoPrune(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("rate", self.rate > 0, "> 0", "the learning rate of the indicators")
+        self.require("rate", 0 < self.rate <= 1000, "> 0 and <= 1000", "the learning rate of the indicators")
+        self.require("mu", self.mu is None or 0 <= self.mu <= 1000, "None, or >= 0 and <= 1000", "the pull towards 0")
         self.require("min_kept", self.mu is None or self.min_kept == 0, "0", "with mu, the indicators decide alone")
 
     def init_state(self, layers: Sequence[PrunableWeight], model: nn.Module) -> State:
@@ -75,6 +76,7 @@ class AutoPrune(Method):
             layer.mask.copy_(context.state[f"indicator.{layer.name}"] > 0)
 
     def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
-        # Monotone and never negative, as rankings want it.
-        scores = torch.sigmoid(state[f"indicator.{layer.name}"].detach().double()).float()
-        return self.granularity.groups(layer, scores)
+        return self.granularity.groups(layer, state[f"indicator.{layer.name}"].detach())
+
+    def reads(self, layer: PrunableWeight, context: StepContext) -> list[Tensor]:
+        return [*super().reads(layer, context), context.state[f"indicator.{layer.name}"].detach()]

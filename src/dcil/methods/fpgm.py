@@ -29,7 +29,7 @@ class FPGM(FiltersPerEpoch, Zeroed):
 
     def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
         rows = layer.rows(whole(layer.weight.detach())).double()
-        return torch.cdist(rows, rows).sum(1).float()
+        return torch.cdist(rows, rows).sum(1)
 
     def shards(self) -> bool:
         return self.criterion.shards

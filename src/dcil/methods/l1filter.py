@@ -37,7 +37,7 @@ class L1Filter(OneShot):
         return not self.inner or ".conv1." in name
 
     def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:
-        return layer.rows(whole(layer.weight.detach())).double().abs().sum(1).float()
+        return layer.rows(whole(layer.weight.detach())).double().abs().sum(1)
 
     def shards(self) -> bool:
         return self.criterion.shards

@@ -15,6 +15,7 @@ from dcil.method import StepContext
 from dcil.methods.drop_and_grow import DropAndGrow, largest_weights
 from dcil.scope import ERK, Scope
 from dcil.selection import largest_among
+from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,9 @@ class RigL(DropAndGrow):
     def grown(self, context: StepContext, stay: Sequence[Tensor]) -> list[Tensor]:
         places = zip(context.layers, stay, self.moved(context), strict=True)
         return [largest_among(~kept, gradient_of(layer).abs(), moved) for layer, kept, (_, moved) in places]
+
+    def reads(self, layer: PrunableWeight, context: StepContext) -> list[Tensor]:
+        return [*super().reads(layer, context), gradient_of(layer)]
 
     def shards(self) -> bool:
         return self.criterion.shards

@@ -17,6 +17,7 @@ from dcil.methods.zeroed import zero_pruned
 from dcil.optimizer_state import momentum
 from dcil.scope import Scope, Uniform, apportion
 from dcil.selection import largest_among
+from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ class SM(DropAndGrow):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("drop", 0 <= self.drop <= 1, ">= 0 and <= 1", "the fraction of weights to move at first")
+        self.require("drop_end", 0 <= self.drop_end <= 1, ">= 0 and <= 1", "the fraction of weights to move at last")
 
     def drop_at(self, step: int) -> float:
         return self.drop_end + (self.drop - self.drop_end) / 2 * (1 + math.cos(math.pi * step / self.steps))
@@ -80,6 +82,9 @@ class SM(DropAndGrow):
             largest_among(~kept, momentum(context.optimizer, layer.weight).abs(), count)
             for layer, kept, count in places
         ]
+
+    def reads(self, layer: PrunableWeight, context: StepContext) -> list[Tensor]:
+        return [*super().reads(layer, context), momentum(context.optimizer, layer.weight)]
 
     def dropped(self, step: int, share: float, nnz: int, size: int, mean: float) -> int:
         """ceil(p * nnz); a nearly dense layer with more than the mean share drops no more than it has empty."""

@@ -24,7 +24,7 @@ from dcil.engine.cuda.flat import FlatParameters
 from dcil.engine.cuda.mask_updates import RecordedHooks
 from dcil.engine.cuda.rewrite import Unfusable
 from dcil.engine.cuda.sgd import SGD
-from dcil.engine.eager import Diverged, autocast
+from dcil.engine.eager import autocast, diverged
 from dcil.engine.evaluate import Evaluation
 from dcil.engine.executor import Executor, Outputs, all_at_once, one_at_a_time
 from dcil.engine.lock import PROCESS_LOCK
@@ -153,7 +153,7 @@ class GraphEngine:
 
     def check(self) -> None:
         if step := int(self.diverged_step):
-            raise Diverged.at(step, float(self.diverged_loss), self.optimizer.defaults["lr"])
+            raise diverged(step, float(self.diverged_loss), self.optimizer.defaults["lr"])
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 

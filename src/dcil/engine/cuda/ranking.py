@@ -50,12 +50,12 @@ class Ranking:
         return torch.stack([(new & ~old).sum(), (old & ~new).sum()])
 
     def keys(self) -> Tensor:
-        """Return the squared weights as order-preserving integers; padding sorts last."""
-        scores = self.flat.weights[: self.flat.prunable_size].square()
+        """Return the magnitudes as order-preserving integers; padding sorts last."""
+        scores = self.flat.weights[: self.flat.prunable_size].abs()
         return scores.index_fill_(0, self.gaps, torch.inf).view(torch.int32)
 
     def kept(self, pruned: int) -> Tensor:
-        """Return the mask that ``dcil.selection.keep_largest`` gives for the squares; padding is kept."""
+        """Return the mask that ``dcil.selection.keep_largest`` gives for the magnitudes; padding is kept."""
         if pruned == 0:
             return torch.ones_like(self.flat.masks)
         keys = self.keys()
