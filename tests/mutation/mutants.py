@@ -76,7 +76,8 @@ MUTANTS = [
         "(after & ~before).sum(), (before & ~after).sum()",
         "(before & ~after).sum(), (after & ~before).sum()",
     ),
-    M("selection.py", "clamp_min(tiny)", "clamp_min(0)"),
+    M("selection.py", "torch.where(candidates, wide(scores), -1.0)", "torch.where(candidates, wide(scores), 0.0)"),
+    M("selection.py", "    scores = without_nan(scores)\n    threshold", "    threshold"),
     # method: times and the mask update
     M("method.py", "return max(1, round(self.ramp * self.steps))", "return max(1, round(self.ramp * self.steps)) + 1"),
     M("method.py", "last=self.steps - 1", "last=self.steps"),
