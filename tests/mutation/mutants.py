@@ -9,7 +9,9 @@ SRC = Path(__file__).parents[2] / "src" / "dcil"
 KERNEL = "tests/test_views.py tests/test_schedule.py tests/test_selection.py tests/test_method.py tests/test_net.py"
 METHODS = "tests/methods/test_by_hand.py tests/test_example.py"
 RUNS = "tests/runs/test_durability.py tests/train/test_streams.py"
-RUNS += " tests/runs/test_file_lock.py tests/runs/test_checkpoint.py"
+RUNS += " tests/runs/test_file_lock.py"
+CHECKPOINT = "tests/runs/test_checkpoint.py::test_any_flipped_bit_is_noticed"
+CHECKPOINT += " tests/runs/test_checkpoint.py::test_a_checkpoint_of_another_run_is_named_with_the_setting"
 DATA = "tests/data/test_data.py"
 MIN_KEPT = "tests/test_wiring.py::test_min_kept_keeps_some_of_every_layer_and_the_count_exact"
 
@@ -143,8 +145,8 @@ MUTANTS = [
     M("runs/file_lock.py", "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", RUNS),
     M("runs/file_lock.py", "if names(file, lock):\n            if locked:", "if True:\n            if locked:", RUNS),
     M("runs/checkpoint.py", "            self.load_momentum(optimizer)\n", "            pass\n", RUNS),
-    M("runs/checkpoint.py", 'raise ValueError("its checksum is wrong")', "pass", RUNS),
-    M("runs/checkpoint.py", 'check_settings(file, json.loads(self.notes["config"]), config)', "pass", RUNS),
+    M("runs/checkpoint.py", 'raise ValueError("its checksum is wrong")', "pass", CHECKPOINT),
+    M("runs/checkpoint.py", 'check_settings(file, json.loads(self.notes["config"]), config)', "pass", CHECKPOINT),
     M("train/loop.py", "            self.folder.append(row)\n", "", RUNS),
     M(
         "train/loop.py",
