@@ -47,11 +47,12 @@ def figures(run: RunFolder) -> list[dict[str, object]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in run.metrics()]
 
 
-def test_a_file_is_synchronised_before_it_gets_its_name(tmp_path, events):
+def test_a_file_is_synchronised_before_it_gets_its_name_and_then_the_name(tmp_path, events):
     write_text(tmp_path / "file", "text")
     (renamed,) = [event for event in events if event.startswith("replace")]
     draft, name = renamed.split()[1:]
     assert name == "file" and f"fsync {draft}" in events[: events.index(renamed)]
+    assert f"fsync {tmp_path.name}" in events[events.index(renamed) :]  # so that the name is on disk too
 
 
 def test_a_file_is_replaced_and_never_written_into(tmp_path):

@@ -46,7 +46,7 @@ NAMES = [
     "wrn-0-0",
     "wrn-28-0",
 ]
-NAMES += ["2:4", "4:2", "0:0", "1:1000000", "-1:4", "filter", "weight", "\x00", "a" * 5000, "$HOME", "*", "\udcff"]
+NAMES += ["2:4", "4:2", "0:0", "1:1000000", "-1:4", "filter", "weight", "a" * 5000, "$HOME", "*", "\udcff"]
 #: Option of train -> its wrong values. What trains nevertheless must end well.
 OPTIONS = {
     **dict.fromkeys(["sparsity", "epochs", "target-epoch", "finetune-epochs", "finetune-lr", "batch", "lr"], NUMBERS),
@@ -54,7 +54,7 @@ OPTIONS = {
     "milestones": [*NUMBERS, "2,1", "1,1", "-1", ",", "0,0,0"],
     **dict.fromkeys(["dataset", "model", "method", "granularity", "schedule", "recipe", "engine", "precision"], NAMES),
     "device": ["cuda", "cpu:1", "cpu:-1", "cuda:99", "meta", "mps", "x", "", "cpu,cpu"],
-    "data-dir": ["/dev/null", "missing", "\x00", "", "a" * 5000],
+    "data-dir": ["/dev/null", "missing", "", "a" * 5000],
 }
 #: Settings of methods with values that they cannot have.
 SETTINGS = {
@@ -79,7 +79,6 @@ PLACES += [
     "",
     ".",
     "..",
-    "\x00",
     "a" * 5000,
     "{link}",
     "{run}/../{runname}/config.json",
