@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dcil import METHODS, UserError
 from dcil.cli import COMMANDS, main
+from dcil.export import read_torch
 from dcil.runs.atomic import current_umask
 from dcil.train import RunFolder
 from dcil.train.restore import load_net
@@ -47,6 +50,7 @@ def wrong(words, capsys):
         (["train", "--dataset", "cifar"], ["'cifar'", "'cifar10'"]),
         (["train", "--recipe", "cifar10-resnet2"], ["did you mean 'cifar10-resnet20'"]),
         (["train", "--granularity", "filters"], ["did you mean 'filter'", "weight"]),
+        (["train", "--recipe=--"], ["--recipe must have a value"]),
         (["train", "--schedule", "steps"], ["did you mean 'step'"]),
         (["train", "--sparsity", "95"], ["sparsity must be", "< 1, got 95", "0.95"]),
         (["train", "--sparsity", "a lot"], ["--sparsity", "'a lot'", "number"]),
@@ -270,3 +274,33 @@ def test_an_unfinished_run_says_so(run, tmp_path, capsys):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_benchmark_of_training_wants_a_gpu(capsys):
     assert "dcil bench step" in wrong(["bench", "train"], capsys)
+
+
+@pytest.mark.parametrize("words", [["--set", "class_dim=3"], ["--lr", "1e30"]])
+def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(words, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["train", "--method", "dcil", "--epochs", "1", "--out", str(out), *words]) in (1, 2)
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_runs_of_every_method_can_be_read(tmp_path, capsys):
+    words = ["--recipe", "digits", "--method", "all", "--epochs", "1", "--batch", "360"]
+    assert main(["train", *words, "--out", str(tmp_path)]) == 0
+    for method in METHODS:
+        assert main(["eval", str(tmp_path / method)]) == 0
+
+
+def test_a_damaged_file_of_torch_is_named(run, tmp_path, capsys):
+    file = tmp_path / "net.pt"
+    assert main(["export", str(run), "--to", "torch", "--out", str(file)]) == 0
+    whole, draw = file.read_bytes(), random.Random(1)
+    for _ in range(60):
+        altered = bytearray(whole[: draw.randrange(len(whole))] if draw.random() < 0.3 else whole)
+        for _ in range(draw.randrange(1, 40) if altered else 0):
+            altered[draw.randrange(min(len(altered), 3000))] = draw.randrange(256)
+        file.write_bytes(altered)
+        try:
+            read_torch(file)
+        except UserError as error:
+            assert str(file) in str(error) and "\n" not in str(error)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -24,6 +24,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {self.prog} --help")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        found = super()._get_values(action, arg_strings)
+        if found == [] and action.nargs is None:  # argparse drops the value of --option=--
+            raise UserError(f"{'/'.join(action.option_strings)} must have a value, got '--'; see {self.prog} --help")
+        return found
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         parsed, rest = self.parse_known_args(list(words))

@@ -7,13 +7,18 @@ writing their bytes oneself.
 from __future__ import annotations
 
 import io
+import pickle
 from pathlib import Path
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from dcil.runs.damage import CONTENT_ERRORS, naming_file
+
 State = dict[str, Tensor]
+#: What torch raises when a file was altered or cut short.
+ERRORS = (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, AssertionError, *CONTENT_ERRORS)
 
 
 def write_safetensors(state: State, file: Path, notes: dict[str, str]) -> None:
@@ -27,5 +32,9 @@ def write_torch(state: State, file: Path, notes: dict[str, str]) -> None:
 
 
 def read_torch(file: Path) -> State:
-    state: State = torch.load(file, weights_only=True)
-    return state
+    """Read a state dict in torch's own format; no code in it is run."""
+    with naming_file(file, "export it again", ERRORS):
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+            raise ValueError("not a state dict")
+        return state

@@ -32,12 +32,18 @@ def exclusive(file: Path, busy: str) -> Iterator[None]:
 
 
 def acquire(file: Path, busy: str) -> IO[str]:
-    """Open and lock ``file``; one that was removed between the two locks out nobody, so it is tried again."""
+    """Open and lock ``file``, in a folder that is made if need be.
+
+    One that was removed between the two locks out nobody, so it is tried again, as is a folder that was removed.
+    """
     while True:
         try:
+            file.parent.mkdir(parents=True, exist_ok=True)
             lock = file.open("a")
+        except FileNotFoundError:
+            continue
         except OSError as error:
-            raise CannotWrite.at(file, error) from None
+            raise CannotWrite.at(file.parent if not file.parent.is_dir() else file, error) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             locked = True

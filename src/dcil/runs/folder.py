@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,20 +59,30 @@ class RunFolder:
             raise UserError(f"{self.path} has {strange[0]} and no config.json; restore that, or choose another --out")
         write_text(self.path / "config.json", config)
 
+    def withdraw(self) -> None:
+        """Undo ``begin``: the run's settings were wrong, and no epoch was recorded."""
+        for name in ("metrics.jsonl", "config.json"):
+            (self.path / name).unlink(missing_ok=True)
+
     def record(self) -> dict[str, Any]:
         """Return config.json as it is: the config, the resolved method, ``classes`` and image ``shape``."""
         return read_config(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder while open; two processes in one folder would write into each other's files."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CannotWrite.at(self.path, error) from None
+        """Lock the folder while open; two processes in one folder would write into each other's files.
+
+        A folder that is made here and left empty is removed again.
+        """
+        made = not self.path.exists()
         busy = f"one process at a time may train in {self.path}; wait for the other or choose another --out"
-        with exclusive(self.path / ".lock", busy):
-            yield
+        try:
+            with exclusive(self.path / ".lock", busy):
+                yield
+        finally:
+            if made:
+                with suppress(OSError):  # it is not empty
+                    self.path.rmdir()
 
     def leftovers(self) -> list[Path]:
         """Return what a kill has left: drafts of the run's files or of processes that have ended, and old locks."""
@@ -154,6 +164,8 @@ class ReadOnlyRunFolder(RunFolder):
     """The run folder as ranks other than 0 see it: they read the checkpoint and write nothing."""
 
     def begin(self, config: str, resume: bool = True) -> None: ...
+
+    def withdraw(self) -> None: ...
 
     @contextmanager
     def locked(self) -> Iterator[None]:

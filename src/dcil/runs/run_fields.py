@@ -37,7 +37,7 @@ def shape(value: Any, name: str) -> None:
         raise wrong(name, f"that of at most {LARGEST_IMAGE:,} values", value)
 
 
-METHOD = fields({"name": text, "steps": whole(1)}, {"epoch_steps": whole(1), "every": whole(1)})
+METHOD = fields({"name": text, "steps": whole(1)}, {"epoch_steps": whole(1), "every": whole(0)})
 CONFIG = fields(
     {
         "dataset": text,

@@ -12,6 +12,8 @@ from typing import Any
 Check = Callable[[Any, str], None]
 #: No count, step or time of a run comes near it, and sums of such numbers stay exact enough to be printed.
 LARGEST = 2.0**63
+#: Beyond float32: a loss or a rate may be anything below.
+LARGEST_NUMBER = 1e40
 
 
 def wrong(name: str, expected: str, value: Any) -> ValueError:
@@ -46,7 +48,7 @@ def whole(low: float = 0, high: float = LARGEST) -> Check:
     return check
 
 
-def number(low: float = -LARGEST, high: float = LARGEST) -> Check:
+def number(low: float = -LARGEST_NUMBER, high: float = LARGEST_NUMBER) -> Check:
     """Accept finite numbers from ``low`` to ``high``."""
 
     def check(value: Any, name: str) -> None:
@@ -59,7 +61,7 @@ def number(low: float = -LARGEST, high: float = LARGEST) -> Check:
 
 def _within(low: float, high: float, value: float, name: str) -> None:
     if not low <= value <= high:
-        bounds = f">= {low:g}" if high == LARGEST else f"from {low:g} to {high:g}"
+        bounds = f">= {low:g}" if high in (LARGEST, LARGEST_NUMBER) else f"from {low:g} to {high:g}"
         raise wrong(name, bounds, value)
 
 

@@ -88,9 +88,24 @@ def train(
             trainer = Trainer.build(config, dataset, device, settings, group)
         with folder.locked():
             record = to_json(config, trainer.net.method, dataset.classes, dataset.shape)
-            folder.begin(record, resume)
-            run = RunInFolder(trainer, folder, json.loads(record))
-            return run.train(progress, callback(trainer), until)
+            with begun(folder, record, resume):
+                run = RunInFolder(trainer, folder, json.loads(record))
+                return run.train(progress, callback(trainer), until)
+
+
+@contextmanager
+def begun(folder: RunFolder, record: str, resume: bool) -> Iterator[None]:
+    """Begin or continue a run; one whose settings or data turn out wrong in its first epoch leaves nothing behind."""
+    new = not folder.started
+    folder.begin(record, resume)
+    try:
+        yield
+    except RunInterrupted:
+        raise
+    except UserError:
+        if new and not folder.metrics():
+            folder.withdraw()
+        raise
 
 
 def completed(folder: RunFolder, config: Config, resume: bool) -> dict[str, Any] | None:
