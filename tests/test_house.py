@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "dcil"
 #: In the order of the data's flow: a file imports what stands before it, never what stands after.
-KERNEL = ["errors", "views", "schedule", "weight", "scope", "sharding", "criteria", "granularity", "selection"]
-KERNEL += ["optimizer_state", "task", "distillation", "method", "methods", "naming", "identity", "wiring"]
-KERNEL += ["checks", "finite", "update"]
+KERNEL = ["errors", "validation", "views", "schedule", "weight", "scope", "sharding", "criteria", "granularity"]
+KERNEL += ["selection", "optimizer_state", "task", "distillation", "method", "methods", "naming", "identity", "wiring"]
+KERNEL += ["attributes", "checks", "finite", "update", "choice"]
 KERNEL += ["attachment", "partition", "inspection", "masks", "fsdp", "paths", "net", "ema"]
 PACKAGES = ["models", "data", "runs", "tracing", "engine", "train", "integrations", "report", "reproduce"]
 PACKAGES += ["runtime", "export", "bench", "cli"]

@@ -189,7 +189,7 @@ def test_a_loss_that_forgets_a_path_is_refused(attach):
 
 
 def test_something_else_than_an_optimizer():
-    with pytest.raises(UserError, match=r"must be a torch\.optim\.Optimizer, got str"):
+    with pytest.raises(UserError, match=r"must be a torch\.optim\.Optimizer, got 'adam'"):
         make().attach("adam")
 
 

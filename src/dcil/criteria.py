@@ -15,13 +15,14 @@ from torch import Tensor
 
 from dcil.errors import UserError
 from dcil.sharding import like
+from dcil.validation import Validated
 from dcil.weight import PrunableWeight, wide
 
 State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Criterion:
+class Criterion(Validated):
     """Scores weights; the hooks besides ``score`` are for criteria that accumulate statistics."""
 
     #: True where ``score`` is made of tensor operations on the device alone, so that an engine may record it.
@@ -110,6 +111,10 @@ class OBD(Criterion):
 
     decay: float = 0.99
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("decay", 0 <= self.decay < 1, ">= 0 and < 1", "1 would never see a gradient")
+
     recordable: ClassVar[bool] = True
     shards: ClassVar[bool] = True
 
@@ -144,6 +149,12 @@ class OBS(Criterion):
     block: int = 16
     damp: float = 1e-4
     samples: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("block", 1 <= self.block <= 1024, "from 1 to 1024", "numbers held per weight")
+        self.require("damp", 1e-10 <= self.damp <= 1e10, "from 1e-10 to 1e10", "its inverse is held in float32")
+        self.require("samples", 1 <= self.samples <= 2**24, "from 1 to 2**24", "counted in float32")
 
     def init_state(self, layers: Sequence[PrunableWeight]) -> State:
         state: State = {}

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dcil.errors import UserError
+from dcil.task import called, kind
 
 #: (student, teacher) -> scalar. The teacher is a constant already.
 Distance = Callable[[Tensor, Tensor], Tensor]
@@ -94,12 +95,12 @@ class MutualDistillation:
             if self.kind == "mse":
                 return distill_mse(student, teacher, counted, reduction)
             assert callable(self.kind)
-            return scalar(self.kind(student, teacher.detach()))
+            return scalar(called(self.kind, "distill", "(student, teacher) -> scalar", student, teacher.detach()))
 
         return self.weight * (distance(p, s) + distance(s, p))
 
 
 def scalar(value: Tensor) -> Tensor:
     if not isinstance(value, Tensor) or value.dim():
-        raise UserError(f"distill must return a scalar tensor, got {value!r}")
+        raise UserError(f"distill must return a scalar tensor, got {kind(value)}")
     return value

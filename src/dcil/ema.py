@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from dcil.errors import UserError
-from dcil.fsdp import is_block
+from dcil.errors import UserError, described
+from dcil.fsdp import copied, is_block
 from dcil.net import SparseNet
 
 
@@ -31,16 +30,18 @@ class EMA(nn.Module):
     def __init__(self, net: SparseNet, decay: float = 0.999, warmup: bool = False) -> None:
         super().__init__()
         if not isinstance(net, SparseNet):
-            raise UserError(f"EMA must average a SparseNet, got {type(net).__name__} (for DDP: its .module)")
+            raise UserError(f"EMA must average a SparseNet, got {described(net)} (for DDP: its .module)")
         if not isinstance(decay, (int, float)) or not 0 <= decay < 1:
-            raise UserError(f"EMA: decay must be >= 0 and < 1, got {decay!r} (0.999 is common)")
+            raise UserError(f"EMA: decay must be >= 0 and < 1, got {described(decay)} (0.999 is common)")
+        if not isinstance(warmup, bool):
+            raise UserError(f"EMA: warmup must be True or False, got {described(warmup)}")
         if any(map(is_block, net.modules())):
             raise UserError(
                 "EMA must average a net whose weights are whole, got one that fully_shard was called on: train with "
                 "DistributedDataParallel(net), or average the sharded state dicts yourself"
             )
         self.decay, self.warmup = decay, warmup
-        self.net = copy.deepcopy(net).requires_grad_(False).eval()
+        self.net = cast(SparseNet, copied(net)).requires_grad_(False).eval()
         self.register_buffer("updates", torch.zeros((), dtype=torch.long, device="cpu"))
         # Not a submodule: its parameters are not the average's, and its state is saved by its owner.
         object.__setattr__(self, "source", net)
@@ -58,7 +59,7 @@ class EMA(nn.Module):
         # Not state_dict(): that has tied tensors twice, and leaves out buffers that are not saved.
         own = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
         for name, value in (*self.source.named_parameters(), *self.source.named_buffers()):
-            if value.is_floating_point() and not name.startswith("_"):
+            if (value.is_floating_point() or value.is_complex()) and not name.startswith("_"):
                 averaged.append(own[name])
                 values.append(value.detach().to(own[name]))  # the average may be wider, or elsewhere
             else:

@@ -18,6 +18,14 @@ class Diverged(UserError):
     exit_code = 1
 
 
+def described(value: object) -> str:
+    """What was given, for an error's one line: its value where that is short, else its type."""
+    text = repr(value) if isinstance(value, (str, bytes, int, float, list, tuple, dict, set, type(None))) else ""
+    if not text or len(text) > 60 or "\n" in text:
+        return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    return text
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str], nearest_only: bool = False) -> UserError:
     """Return the error for a name that is not allowed: the name, the nearest allowed one, all of them."""
     names = sorted(allowed)
@@ -25,6 +33,15 @@ def unknown(kind: str, given: str, allowed: Iterable[str], nearest_only: bool = 
     hint = f"did you mean {near!r}? " if near else ""
     listing = "" if nearest_only and near else f"allowed: {', '.join(names)}"
     return UserError(f"unknown {kind} {given!r}: {hint}{listing}".rstrip(": "))
+
+
+def shown(value: object) -> str:
+    """Return a value's representation for a message: one short line, whatever it is."""
+    try:
+        line = " ".join(repr(value).split())
+        return line if len(line) <= 100 else f"{line[:99]}…"
+    except Exception:  # a representation of the user's own, or a number of thousands of digits
+        return f"a value of type {type(value).__name__}"
 
 
 class MissingExtra(UserError):

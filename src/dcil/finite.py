@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dcil.checks import Arrival
 from dcil.errors import Diverged
 from dcil.method import Method, StepContext
 from dcil.sharding import add_up_each, is_sharded, local
@@ -22,7 +23,7 @@ class FiniteCheck:
     """
 
     def __init__(self) -> None:
-        self.arriving: tuple[list[str], int, Tensor, torch.cuda.Event] | None = None
+        self.arriving: tuple[list[str], int, Arrival] | None = None
 
     def __reduce__(self) -> tuple[type[FiniteCheck], tuple[()]]:
         return FiniteCheck, ()  # an event cannot be copied
@@ -37,19 +38,14 @@ class FiniteCheck:
             return
         self.settle(wait=False)
         if self.arriving is None:
-            host = torch.empty(broken.shape, dtype=broken.dtype, pin_memory=True).copy_(broken, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-            self.arriving = (names, context.step, host, event)
+            self.arriving = (names, context.step, Arrival(broken))
 
     def settle(self, wait: bool = True) -> None:
         """Refuse what an earlier update read, as soon as it is known; ``wait`` for that."""
-        if self.arriving is None or not (wait or self.arriving[3].query()):  # type: ignore[no-untyped-call]
+        if self.arriving is None or not (wait or self.arriving[2].here()):
             return
-        names, step, host, event = self.arriving
-        event.synchronize()
-        self.arriving = None
-        refuse(names, step, host)
+        (names, step, arrival), self.arriving = self.arriving, None
+        refuse(names, step, arrival.wait())
 
     def weights(self, layers: Sequence[PrunableWeight], step: int) -> None:
         """Refuse weights that are not finite, pruned ones included (waits for the device)."""

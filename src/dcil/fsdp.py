@@ -182,12 +182,16 @@ def check_blocks(net: nn.Module, blocks: Collection[nn.Module]) -> None:
 def weight_of(model: nn.Module, name: str, mask: Tensor) -> nn.Parameter:
     """The weight of that name; refused where another tool has flattened it or taken it away."""
     module, _, key = name.rpartition(".")
-    found = model.get_submodule(module)._parameters.get(key)
-    if not isinstance(found, nn.Parameter) or found.shape != mask.shape:
-        got = "none" if found is None else f"a {type(found).__name__} of shape {tuple(found.shape)}"
+    try:
+        found = model.get_submodule(module)._parameters.get(key)
+    except AttributeError:  # the module was removed
+        found = None
+    if not isinstance(found, nn.Parameter) or found.shape != mask.shape or found.is_complex():
+        got = "none" if found is None else f"a {found.dtype} {type(found).__name__} of shape {tuple(found.shape)}"
         raise UserError(
-            f"{name} must be a parameter of shape {tuple(mask.shape)} wherever net uses it, got {got}: "
-            "FullyShardedDataParallel and ZeRO-3 flatten or take away weights, fully_shard(net) keeps them"
+            f"{name} must be a real parameter of shape {tuple(mask.shape)} wherever net uses it, got {got}: "
+            "FullyShardedDataParallel and ZeRO-3 flatten or take away weights, fully_shard(net) keeps them; change "
+            "layers before SparseNet(model, …)"
         )
     return found
 
@@ -225,6 +229,7 @@ def copied(modules: Copied, memo: dict[int, Any] | None = None, gather: bool = F
         tensors = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
         memo.update({id(tensor): own_copy(tensor, gather) for tensor in tensors if is_sharded(tensor)})
         for key, value in vars(module).items():
+            memo.update({id(t): t.detach().clone() for t in computed_in(value) if id(t) not in memo})
             if isinstance(value, dict) and ("hooks" in key or COMPOSABLE in key):
                 kept = {k: hook for k, hook in value.items() if not of_torch_distributed(hook)}
                 if len(kept) < len(value):
@@ -240,6 +245,15 @@ def copied(modules: Copied, memo: dict[int, Any] | None = None, gather: bool = F
         for key in [key for key in vars(memo[id(module)]) if COMPOSABLE in key]:
             delattr(memo[id(module)], key)
     return result
+
+
+def computed_in(value: object) -> Iterator[Tensor]:
+    """Yield the tensors that a forward pass left in an attribute, which torch does not copy with their history."""
+    if isinstance(value, Tensor):
+        yield from () if value.is_leaf else (value,)
+    elif type(value) in (list, tuple, dict):
+        for item in value.values() if isinstance(value, dict) else value:  # type: ignore[attr-defined]
+            yield from computed_in(item)
 
 
 def own_copy(tensor: Tensor, gather: bool) -> Tensor:

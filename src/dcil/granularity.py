@@ -14,11 +14,12 @@ from torch import Tensor
 
 from dcil.errors import UserError
 from dcil.sharding import count_true, is_sharded, like, whole
+from dcil.validation import Validated
 from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True)
-class Granularity:
+class Granularity(Validated):
     """Divides the weights of a layer into groups that are pruned together."""
 
     @property
@@ -91,6 +92,7 @@ class NM(Granularity):
     m: int = 4
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.n < self.m:
             raise UserError(f"N:M sparsity must have 0 < N < M, got {self.n}:{self.m} (2:4 runs on GPUs)")
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dcil.errors import UserError
+from dcil.errors import UserError, described
 from dcil.method import Method
 
 
@@ -26,6 +28,12 @@ def pack(method: Method, steps_done: int) -> Tensor:
 
 def unpack(state: Tensor, method: Method) -> tuple[Method, int]:
     """The method to go on with and the steps done; a state dict of another training is refused."""
+    whole = isinstance(state, Tensor) and not state.is_floating_point() and not state.is_complex()
+    if not whole or state.shape not in ((), (5,)) or int(state.flatten()[0]) < 0:
+        got = f"{state.dtype} of shape {tuple(state.shape)}" if isinstance(state, Tensor) else described(state)
+        raise UserError(
+            f"_extra_state must be what net.state_dict() wrote (the steps done and the settings), got {got}"
+        )
     if state.dim() == 0:  # of a version before 0.2: the steps alone
         return method, int(state)
     steps_done, steps, sparsity, initial, check = (int(number) for number in state)
@@ -36,6 +44,37 @@ def unpack(state: Tensor, method: Method) -> tuple[Method, int]:
             "those settings, or take over the weights alone with net.load_model(model_state_dict)"
         )
     return replace(method, initial_sparsity=_number(initial)), steps_done
+
+
+class StateError(UserError, RuntimeError):
+    """A state dict that does not fit; also a RuntimeError, as torch raises it."""
+
+
+@contextmanager
+def fitting(state_dict: object, what: str) -> Iterator[None]:
+    """Say in one line what does not fit while a state dict is loaded."""
+    if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
+        raise StateError(f"the state dict must be a mapping from names to tensors, got {described(state_dict)}")
+    try:
+        yield
+    except UserError:
+        raise
+    except (RuntimeError, AttributeError, TypeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        text = " ".join(str(error).split())
+        raise StateError(
+            f"the state dict must fit {what}, got: {text[:400]}{'…' if len(text) > 400 else ''}"
+        ) from error
+
+
+def check_masks(state_dict: Mapping[str, Any], prefix: str) -> None:
+    """Refuse masks that are no masks, such as an average of them."""
+    for name, mask in state_dict.items():
+        if name.startswith(f"{prefix}_masks.") and isinstance(mask, Tensor) and mask.is_floating_point():
+            raise StateError(
+                f"{name} must be a bool tensor (True = kept), got {mask.dtype}: an average of masks is none"
+            )
 
 
 def checksum(method: Method) -> int:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dcil.errors import UserError, unknown
+from dcil.errors import UserError, described, unknown
 from dcil.granularity import Filter
 from dcil.inspection import count_groups
 from dcil.method import Method
@@ -20,11 +20,11 @@ from dcil.weight import PrunableWeight
 def take_masks(masks: str | Mapping[str, Tensor], method: Method, layers: Sequence[PrunableWeight]) -> Method:
     """Set the layers' masks; returns the method with the sparsity they have as its initial one."""
     if method.draws_masks:
-        raise UserError(f"masks must be None for {type(method).__name__}, which draws its own, got {_named(masks)}")
+        raise UserError(f"masks must be None for {type(method).__name__}, which draws its own, got {described(masks)}")
     if isinstance(masks, str) and masks != "zeros":
         raise unknown("value of masks=", masks, ["zeros"])
     if not isinstance(masks, (str, Mapping)):
-        raise UserError(f"masks must be 'zeros' or a mapping from names to bool tensors, got {_named(masks)}")
+        raise UserError(f"masks must be 'zeros' or a mapping from names to bool tensors, got {described(masks)}")
     if isinstance(masks, Mapping):
         check_masks(masks, layers)
     for layer in layers:
@@ -54,12 +54,9 @@ def check_masks(masks: Mapping[str, Tensor], layers: Sequence[PrunableWeight]) -
             raise unknown("weight in masks=", str(name), known)
         if not isinstance(mask, Tensor):
             raise UserError(f"masks[{name!r}] must be a bool tensor (True = kept), got {type(mask).__name__}")
-        if mask.dtype != torch.bool or mask.shape != known[name].weight.shape:
+        dense = mask.layout == torch.strided and not mask.is_meta
+        if mask.dtype != torch.bool or mask.shape != known[name].weight.shape or not dense:
             raise UserError(
                 f"masks[{name!r}] must be a bool tensor of shape {tuple(known[name].weight.shape)} (True = kept), got "
-                f"{mask.dtype} of shape {tuple(mask.shape)}"
+                f"{mask.dtype} of shape {tuple(mask.shape)}{'' if dense else f', {mask.layout} on {mask.device}'}"
             )
-
-
-def _named(masks: object) -> str:
-    return repr(masks) if isinstance(masks, str) else type(masks).__name__

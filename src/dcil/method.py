@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -13,13 +12,13 @@ from torch.optim import Optimizer
 
 from dcil import views
 from dcil.criteria import Criterion, Magnitude, State
-from dcil.errors import UserError
 from dcil.granularity import Filter, Granularity, Weight
 from dcil.schedule import Cubic, Schedule, Timeline
 from dcil.scope import Global, Scope
 from dcil.selection import count_changes, select
 from dcil.sharding import like
 from dcil.task import Objective, Task
+from dcil.validation import MOST, Validated
 from dcil.weight import PrunableWeight
 
 
@@ -71,7 +70,7 @@ DECLARES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method:
+class Method(Validated):
     """Dynamic pruning by score: every F steps the masks are recomputed from all weights, pruned ones included.
 
     sparsity      fraction of the groups (weights, filters) that are pruned in the end
@@ -126,14 +125,13 @@ class Method:
                 setattr(cls, key, _undeclared)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            numeric = str(getattr(field.type, "__name__", field.type)).split(" | ")[0] in ("int", "float")
-            number = isinstance(value, (int, float)) or hasattr(value, "__index__")
-            optional = value is None and field.default is None
-            self.require(field.name, not numeric or optional or (number and math.isfinite(value)), "a finite number")
+        super().__post_init__()
         for name, kind in {"schedule": Schedule, "criterion": Criterion, "scope": Scope}.items():
             self.require(name, isinstance(getattr(self, name), kind), f"a {kind.__name__}", "an object, not its name")
+            self.require(name, type(getattr(self, name)) is not kind, f"a kind of {kind.__name__}")
+        for name in ("steps", "finetune", "every", "epoch_steps", "min_kept"):
+            self.require(name, getattr(self, name) <= MOST, f"<= {MOST}")
+        self.require("seed", abs(self.seed) < 2**64, "less than 2**64", "64 bits")
         self.require("sparsity", 0 <= self.sparsity < 1, ">= 0 and < 1", "0.95 prunes 95 %")
         self.require("steps", self.steps >= 1, ">= 1", "optimizer steps of the training")
         self.require("finetune", self.finetune >= 0, ">= 0", "steps; 0 is no fine-tuning")
@@ -148,12 +146,7 @@ class Method:
         self.require("granularity", isinstance(self.granularity, self.granularities), names, "for this method")
         most = self.granularity.max_sparsity
         self.require("sparsity", self.sparsity <= most, f"<= {most:g}", f"with {self.granularity}")
-
-    def require(self, field: str, ok: bool, must: str, hint: str = "") -> None:
-        """Refuse a setting: the message says what must hold, what was given, and the way out."""
-        if not ok:
-            way_out = f" ({hint})" if hint else ""
-            raise UserError(f"{type(self).__name__}: {field} must be {must}, got {getattr(self, field)!r}{way_out}")
+        self.require("schedule", self.schedule.peak <= most, f"one up to {most:g}", f"with {self.granularity}")
 
     # -- when the masks are updated ----------------------------------------------------------------------------------
 

@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 
 from dcil import fsdp, identity, inspection, wiring
 from dcil.attachment import Attachment
+from dcil.choice import Choice
 from dcil.errors import UserError
 from dcil.finite import FiniteCheck
 from dcil.masks import take_masks
 from dcil.method import Method, StepContext
 from dcil.naming import put, rename_old_keys
-from dcil.partition import Choice
 from dcil.paths import Paths
 from dcil.sharding import whole
 from dcil.task import Objective, Task, find_logits
@@ -116,7 +116,7 @@ class SparseNet(Paths):
                 f"net.loss must get the outputs of all paths, as net(x) returns them in training, got "
                 f"{type(outputs).__name__}: call net.train() first, or use your task's loss in evaluation"
             )
-        objective = Objective(task, logits or find_logits, valid, self._partition.classes)
+        objective = Objective(task, find_logits if logits is None else logits, valid, self._partition.classes)
         loss = self.method.loss(outputs, target, objective, self._steps_done)
         self._parts = objective.parts
         return loss
@@ -170,7 +170,7 @@ class SparseNet(Paths):
 
     def add_observer(self, observer: MaskObserver) -> None:
         """Tell ``observer`` of every mask update from now on, before and after it."""
-        self._observers.append(observer)
+        self._observers.append(wiring.checked_observer(observer))
 
     def context(self, optimizer: Optimizer | None) -> StepContext:
         """What the method's hooks work on, now: a layer that was frozen after wrapping keeps its mask."""
@@ -182,7 +182,7 @@ class SparseNet(Paths):
             left = ", ".join(self._partition.prunable.keys() - {layer.name for layer in layers})
             raise UserError(f"{type(self.method).__name__}: every layer must stay trainable, got frozen {left}: "
                             "freeze before wrapping, or name the others in prunable=['…']")  # fmt: skip
-        return StepContext(layers, self._steps_done, optimizer, self.state, self.model)
+        return StepContext(layers, self._steps_done, wiring.checked_state(optimizer), self.state, self.model)
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -245,8 +245,9 @@ class SparseNet(Paths):
     @torch.no_grad()
     def load_model(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load weights of the plain model into every path. Masks and method start from them, if there was no step."""
-        state_dict = fsdp.placed(state_dict, self.model)
-        found = self.model.load_state_dict(state_dict, strict=strict)  # and CopyOnLoad calls copy_private
+        with identity.fitting(state_dict, "the model (load_state_dict takes one of the net)"):
+            state_dict = fsdp.placed(state_dict, self.model)
+            found = self.model.load_state_dict(state_dict, strict=strict)  # and CopyOnLoad calls copy_private
         if self._steps_done == 0:
             self._start(self._given_masks)
         return found
@@ -268,8 +269,13 @@ class SparseNet(Paths):
         self._checks.empty = True  # masks hold whatever was in memory
         return super().to_empty(device=device, recurse=recurse)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        with identity.fitting(state_dict, "the net (load_model takes one of the model)"):
+            return super().load_state_dict(state_dict, strict, assign)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         rename_old_keys(state_dict, prefix)
+        identity.check_masks(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

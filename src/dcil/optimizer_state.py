@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dcil.errors import UserError
+
 
 def state_tensors(optimizer: Optimizer | None, weight: nn.Parameter) -> list[Tensor]:
     """The optimizer's tensors of the weight's own shape."""
@@ -26,8 +28,12 @@ def momentum(optimizer: Optimizer | None, weight: nn.Parameter) -> Tensor:
     state = optimizer.state.get(weight, {}) if optimizer is not None else {}
     if isinstance(buffer := state.get("momentum_buffer"), Tensor):
         return buffer
-    if "exp_avg" in state:
-        direction: Tensor = state["exp_avg"] / (state["exp_avg_sq"].sqrt() + 1e-8)
-        return direction
-    assert weight.grad is not None, "a method that follows the momentum needs a gradient"
+    if isinstance(mean := state.get("exp_avg"), Tensor):
+        square = state.get("exp_avg_sq")
+        return mean / (square.sqrt() + 1e-8) if isinstance(square, Tensor) else mean  # Lion has no square
+    if weight.grad is None:
+        raise UserError(
+            "a method that follows the momentum must find one, got no optimizer with one and no gradient: pass "
+            "the optimizer to net.step, e.g. SGD(momentum=0.9), or call net.step before zero_grad()"
+        )
     return weight.grad

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from dcil.choice import Choice, listed, matching
 from dcil.errors import UserError, unknown
 from dcil.granularity import Filter
 from dcil.method import Method
 
-#: Name patterns (``layer1.*``), or a predicate on a name and its module.
-Choice = str | Sequence[str] | Callable[[str, nn.Module], bool]
+REAL = (torch.half, torch.bfloat16, torch.float, torch.double)
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -66,8 +66,47 @@ def divide(
     if private is None:  # a weight asked for by name is prunable, even if it would be private by default
         asked = {id(model.get_parameter(name)) for name in found}  # not names: a tied weight has several
         owned = {n: m for n, m in owned.items() if not any(id(p) in asked for p in m.parameters())}
+    check_prunable(model, method, found, owned, heads)
     frozen = frozenset(name for name in found if not model.get_parameter(name).requires_grad)
     return Partition(found, tuple(owned), count_outputs(model, heads), prunable is not None, frozen)
+
+
+def check_prunable(
+    model: nn.Module, method: Method, found: Iterable[str], private: dict[str, nn.Module], heads: Sequence[str]
+) -> None:
+    """Refuse weights that cannot be pruned, by what they are and not by name: a tied weight has several."""
+    owners = {id(p): name for name, module in private.items() for p in module.parameters()}
+    outputs = {id(p): name for name in heads for p in model.get_submodule(name).parameters()}
+    for name in found:
+        weight = model.get_parameter(name)
+        if weight.dtype not in REAL or weight.layout != torch.strided:
+            raise UserError(
+                f"prunable weights must be dense tensors of real floats (float16, bfloat16, float32, float64), got "
+                f"{name} of {weight.dtype}, {weight.layout}: leave it out with prunable=['…']"
+            )
+        if is_computed_from(model, name):
+            raise UserError(
+                f"prunable weights must be what layers compute with, got {name}, from which that is computed (weight "
+                "norm, torch.nn.utils.prune, …): remove that first, or leave the layer out with prunable=['…']"
+            )
+        if id(weight) in owners:
+            raise UserError(
+                f"a weight must be prunable or private, got {name} as both (it is in {owners[id(weight)]!r}): leave it "
+                "out of prunable=, or that module out of private="
+            )
+        if id(weight) in outputs and isinstance(method.granularity, Filter):
+            raise UserError(
+                f"filters of the classifier must not be pruned, since each is a class, got {name} (it is in "
+                f"{outputs[id(weight)]!r}): leave it out with prunable=['…'], or prune it with Weight()"
+            )
+
+
+def is_computed_from(model: nn.Module, name: str) -> bool:
+    """Whether a layer's weight is computed from this parameter, by torch's parametrizations or its older hooks."""
+    owner, _, key = name.rpartition(".")
+    found = vars(model.get_submodule(owner))
+    bases = [key.removesuffix(end) for end in ("_orig", "_v", "_bar") if key.endswith(end)]
+    return ".parametrizations." in f".{name}" or any(isinstance(found.get(base), torch.Tensor) for base in bases)
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -104,9 +143,9 @@ def find_classifiers(
 ) -> list[str]:
     """Find the classifiers' names: those given, or that of the last Linear layer in order of registration."""
     if classifier is not None:
-        names = listed(classifier, "classifier")
+        names = listed(classifier, "classifier", "a name of a module or a list of them")
         for name in names:
-            if name not in modules:
+            if name not in modules or not name:
                 raise unknown("module for classifier=", name, (n for n in modules if n))
         return names
     linears = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
@@ -166,7 +205,8 @@ def find_prunable(
         chosen = list(weights_matching(model, prunable))
     found: dict[str, FilterLayout] = {}
     for module, weight in chosen:
-        found.setdefault(names[id(weight)], FilterLayout.of(module, weight))
+        if weight.numel():  # an empty layer has nothing to prune
+            found.setdefault(names[id(weight)], FilterLayout.of(module, weight))
     if adapters := [name for name in found if ".lora_" in name]:
         raise UserError(
             f"prunable weights must not be LoRA matrices, got {adapters[0]!r}: prune what they adapt with "
@@ -231,29 +271,3 @@ def weights_matching(model: nn.Module, choice: Choice) -> Iterator[tuple[nn.Modu
     owners = {name: module for name, (module, _) in candidates.items()}
     for name in matching(owners, choice, "prunable", lambda name: (name, name.rpartition(".")[0])):
         yield candidates[name]
-
-
-def listed(choice: str | Sequence[str], what: str) -> list[str]:
-    """One name or several as a list."""
-    names = [choice] if isinstance(choice, str) else choice
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{what} must be a name, a pattern or a list of them, got {choice!r}")
-    return list(names)
-
-
-def matching(
-    modules: dict[str, nn.Module],
-    choice: Choice,
-    what: str,
-    aliases: Callable[[str], tuple[str, ...]] = lambda name: (name,),
-) -> dict[str, nn.Module]:
-    """Choose by name pattern or predicate; a pattern that matches nothing is an error."""
-    if callable(choice):
-        return {name: module for name, module in modules.items() if name and choice(name, module)}
-    found: dict[str, nn.Module] = {}
-    for pattern in listed(choice, what):
-        hits = {n: m for n, m in modules.items() if n and any(fnmatch.fnmatchcase(a, pattern) for a in aliases(n))}
-        if not hits:
-            raise unknown(f"name or pattern in {what}=", pattern, (n for n in modules if n))
-        found.update(hits)
-    return found

@@ -15,10 +15,11 @@ from torch.func import functional_call
 
 from dcil import fsdp, views, wiring
 from dcil.checks import Checks
-from dcil.errors import UserError, unknown
+from dcil.choice import Choice
+from dcil.errors import unknown
 from dcil.method import Method
 from dcil.naming import ASKED, Nested, answer, first_names, put, tied_names
-from dcil.partition import Choice, divide
+from dcil.partition import divide
 from dcil.sharding import Counts, is_distributed, is_sharded, like, must_follow
 from dcil.weight import PrunableWeight
 
@@ -46,9 +47,8 @@ class Paths(nn.Module):
         classifier: str | Sequence[str] | None,
     ) -> None:
         super().__init__()
-        if not isinstance(method, Method):
-            raise UserError(f"method must be a dcil.Method such as DCIL(sparsity=0.95, steps=60_000), got {method!r}")
-        wiring.check_model(model)
+        wiring.check_method(method)
+        wiring.check_model(model, Paths)
         if any(map(is_sharded, model.parameters())):
             fsdp.check_method(method)
         self.method = method
@@ -67,7 +67,7 @@ class Paths(nn.Module):
         self._shared = [n for n, p in parameters if n not in self._partition.prunable and id(p) not in own]
         self._shared_buffers = [n for n, b in buffers if id(b) not in own]
         self._first_names, self._tied_names = first_names(self.model), tied_names(self.model)
-        self._checks, self._counts = Checks(), Counts()
+        self._checks, self._counts = Checks(list(method.paths)), Counts()
         self.register_buffer("_kept", torch.zeros((), dtype=torch.long, device=self.first_mask.device))
 
     def train(self: Self, mode: bool = True) -> Self:
@@ -87,15 +87,15 @@ class Paths(nn.Module):
 
     def path(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """The output of one path."""
-        if name not in self.method.paths:
-            raise unknown("path", name, self.method.paths)
+        if name not in list(self.method.paths):
+            raise unknown("path", str(name), self.method.paths)
         blocks = fsdp.find_blocks(self)
         if blocks:
             self.follow_shards()
             self.remember_counts()
         self._checks.masks(self)
         seen = self.tensors(name, fsdp.names_outside(self.model, blocks))
-        with wiring.checkpointing_refused(), fsdp.substituted(blocks, lambda names: self.tensors(name, names)):
+        with self._checks.watched(self, name, seen), fsdp.substituted(blocks, lambda names: self.tensors(name, names)):
             output = self.call(seen, *args, **kwargs)
         self._checks.output(name, output)
         if name != "pruned":  # a module that assigned its buffer anew left the new one in ``seen``

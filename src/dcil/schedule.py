@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 from dcil.errors import UserError
+from dcil.validation import MOST, Validated, is_a
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,17 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Validated):
     """Decides when masks are updated (``due``) and how sparse they become (``sparsity``)."""
 
     def sparsity(self, step: int, time: Timeline) -> float:
         """The sparsity after ``step`` optimizer steps."""
         raise NotImplementedError("abstract: a schedule defines sparsity")
+
+    @property
+    def peak(self) -> float:
+        """The largest sparsity that it asks for on its own account, not the method's."""
+        return 0.0
 
     def due(self, step: int, time: Timeline) -> bool:
         """Whether the masks are updated after ``step`` optimizer steps."""
@@ -66,6 +72,18 @@ class Cubic(Schedule):
     period: int | None = None
     initial: float = 0.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("final", self.final is None or 0 <= self.final < 1, ">= 0 and < 1", "None is the method's")
+        self.require("initial", 0 <= self.initial < 1, ">= 0 and < 1")
+        for name in ("steps", "period"):
+            value = getattr(self, name)
+            self.require(name, value is None or 1 <= value <= MOST, f"from 1 to {MOST}", "None is the method's")
+
+    @property
+    def peak(self) -> float:
+        return max(self.final or 0.0, self.initial)
+
     def sparsity(self, step: int, time: Timeline) -> float:
         final = time.sparsity if self.final is None else self.final
         steps, period = self.steps or time.target, self.period or time.hold
@@ -80,6 +98,8 @@ class Cubic(Schedule):
     def _curve(step: int, initial: float, final: float, begin: int, steps: int, period: int) -> float:
         if step >= steps:
             return final
+        if step <= begin:  # also where both are the same step
+            return initial
         left = 1.0 - (step // period * period - begin) / (steps - begin)
         if left >= 1.0:
             return initial
@@ -128,6 +148,12 @@ class Stretched(Constant):
 
     doublings: tuple[float, ...] = (0.125, 0.4, 0.7)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = isinstance(self.doublings, tuple) and len(self.doublings) <= 50
+        known = known and all(is_a("float", part) and 0 <= part <= 1 for part in self.doublings)
+        self.require("doublings", known, "a tuple of parts of the training", "each from 0 to 1, at most 50")
+
     def due(self, step: int, time: Timeline) -> bool:
         factor = 2 ** sum(step >= part * time.steps for part in self.doublings)
         return super().due(step, time) and step % (time.every * factor) == 0
@@ -143,6 +169,17 @@ class Thinned(Schedule):
     schedule: Schedule = Constant()
     gamma: float = 1e-3
     power: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = isinstance(self.schedule, Schedule) and type(self.schedule) is not Schedule
+        self.require("schedule", known, "a kind of Schedule")
+        for name in ("gamma", "power"):
+            self.require(name, getattr(self, name) >= 0, ">= 0", "0 keeps every update")
+
+    @property
+    def peak(self) -> float:
+        return self.schedule.peak
 
     def sparsity(self, step: int, time: Timeline) -> float:
         return self.schedule.sparsity(step, time)

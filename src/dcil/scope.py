@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dcil.validation import Validated
 from dcil.weight import PrunableWeight
 
 
 @dataclass(frozen=True)
-class Scope:
+class Scope(Validated):
     """Gives each layer its share of the sparsity."""
 
     def sparsities(self, layers: Sequence[PrunableWeight], sparsity: float) -> list[float] | None:
@@ -70,9 +71,13 @@ def apportion(
     limits = sizes if limits is None else limits
     found = [min(int(value), limit) for value, limit in zip(exact, limits, strict=True)]
     order = sorted(range(len(sizes)), key=lambda i: (found[i] - exact[i], i))
-    while sum(found) != total:
-        step = 1 if sum(found) < total else -1
-        for i in order if step > 0 else reversed(order):
-            if sum(found) != total and 0 <= found[i] + step <= limits[i]:
-                found[i] += step
+    missing = max(0, min(total, sum(limits))) - sum(found)
+    step = 1 if missing > 0 else -1
+    while missing := abs(missing):  # one more (or less) for each in turn; as many whole turns at once as all can take
+        room = {i: limits[i] - found[i] if step > 0 else found[i] for i in order[::step]}
+        turn = [i for i in room if room[i]][:missing]
+        turns = max(1, min(missing // len(turn), min(room[i] for i in turn)))
+        for i in turn:
+            found[i] += step * turns
+        missing -= turns * len(turn)
     return found

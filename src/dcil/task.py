@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dcil.errors import UserError
+from dcil.errors import UserError, described
 
 Task = Callable[[Any, Any], Tensor]
 #: Torch's default for labels that do not count.
@@ -55,8 +55,8 @@ class Objective:
 
     def __post_init__(self) -> None:
         for name, function in {"task": self.task, "logits": self.pick}.items():
-            if not callable(function):
-                raise UserError(f"{name} must be a function or a module, got {function!r}")
+            if not callable(function) or isinstance(function, type):
+                raise UserError(f"{name} must be a function or a module, got {described(function)}")
 
     @classmethod
     def of(cls, task: Task) -> Objective:
@@ -69,15 +69,31 @@ class Objective:
             if self.is_cross_entropy and isinstance(target, Tensor) and self.classes_last(output, target):
                 output = output.movedim(-1, 1)
                 target = target.movedim(-1, 1) if target.dim() == output.dim() else target
-        loss = self.task(output, target)
+        loss = self.call(output, target)
         if not isinstance(loss, Tensor) or loss.dim():
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise UserError(f"the task must return a scalar loss, got {got}: use reduction='mean' or 'sum'")
         return loss
 
+    def call(self, output: Any, target: Any) -> Any:
+        """Call the task; what one of torch's own losses cannot take is refused with the shapes."""
+        if self.function is None:
+            return called(self.task, "task", "(output, target) -> scalar", output, target)
+        try:
+            return self.task(output, target)
+        except torch.OutOfMemoryError:
+            raise
+        except (TypeError, ValueError, IndexError, RuntimeError) as error:
+            if "CUDA" in str(error) or "memory" in str(error):  # not of these tensors
+                raise
+            raise UserError(
+                f"{self.function} must get logits and a target that fit, got {kind(output)} and {kind(target)}: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+
     def logits(self, output: Any) -> Tensor:
         """The logits of a path's output."""
-        found = self.pick(output)
+        found = called(self.pick, "logits", "(output) -> tensor", output)
         if not isinstance(found, Tensor):
             raise UserError(f"logits must return a tensor, got {type(found).__name__}")
         return found
@@ -180,6 +196,23 @@ class Objective:
                 "net.loss(…, valid=mask) says which positions count in the KL terms"
             )
         return None
+
+
+def called(function: Callable[..., Any], what: str, form: str, *args: Any) -> Any:
+    """Call a function of the user's; one that does not take these arguments is refused."""
+    if isinstance(function, type):
+        raise UserError(f"{what} must be a function {form}, got {described(function)}: make an object of it")
+    try:
+        return function(*args)
+    except TypeError as error:
+        if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # raised inside of it
+            raise
+        raise UserError(f"{what} must be a function {form}, got one that cannot be called so: {error}") from error
+
+
+def kind(value: Any) -> str:
+    """A tensor's dtype and shape, another value's type."""
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else described(value)
 
 
 def without(shape: torch.Size, dim: int) -> torch.Size:

@@ -17,7 +17,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from dcil.errors import UserError
+from dcil.errors import UserError, described
+from dcil.method import Method
 
 # -- the model -----------------------------------------------------------------------------------------------------
 
@@ -26,27 +27,48 @@ RECOMPUTED = "checkpoints its activations: the second forward pass would see the
 CHECKPOINTING = ("gradient_checkpointing", "grad_checkpointing")
 
 
-def check_model(model: nn.Module) -> None:
-    """Refuse models that cannot be right: wrapped for several processes, lazy, or with activation checkpointing."""
+def check_method(method: Method) -> None:
+    """Refuse a method's name or class."""
+    if not isinstance(method, Method):
+        raise UserError(
+            f"method must be a dcil.Method such as DCIL(sparsity=0.95, steps=60_000), got {described(method)}"
+        )
+
+
+def check_model(model: nn.Module, net: type[nn.Module]) -> None:
+    """Refuse models that cannot be right: wrapped already, compiled to TorchScript, lazy, or checkpointing."""
     if not isinstance(model, nn.Module):
-        raise UserError(f"the model must be an nn.Module, got {model!r}")
-    if isinstance(model, (DistributedDataParallel, DataParallel)):
-        kind = type(model).__name__
-        raise UserError(f"the model must be plain, got {kind}: wrap the other way round, {kind}(SparseNet(model, …)), "
-                        "so that every path's gradients are averaged")  # fmt: skip
+        raise UserError(f"the model must be an nn.Module, got {described(model)}")
+    tensors = [*model.parameters(), *model.buffers()]
+    if torch.is_inference_mode_enabled() or any(t.is_inference() for t in tensors if not is_lazy(t)):
+        raise UserError("the model must be made and wrapped outside of torch.inference_mode, got tensors without "
+                        "gradients: use torch.no_grad there, or copy.deepcopy(model) outside")  # fmt: skip
+    if len({t.is_meta for t in model.parameters()}) > 1:
+        raise UserError("the model must be whole or on the meta device, got some of its parameters on meta: give them "
+                        "values first, e.g. with model.to_empty(device=…)")  # fmt: skip
     for name, module in model.named_modules():
-        if type(module).__name__ == "FullyShardedDataParallel":
-            raise UserError(f"the model {name!r} must be plain or sharded by fully_shard, got {type(module).__name__}, "
-                            "which flattens weights: call fully_shard on the net's blocks and on the net")  # fmt: skip
-        if any(getattr(module, flag, False) is True for flag in CHECKPOINTING):
-            raise UserError(
-                f"module {name or type(model).__name__!r} {RECOMPUTED}, "
-                "e.g. with model.gradient_checkpointing_disable()"
-            )
-        if any(is_lazy(t) for t in [*module.parameters(recurse=False), *module.buffers(recurse=False)]):
-            raise UserError(
-                f"module {name!r} ({type(module).__name__}) has no shape yet: run one batch through the model first"
-            )
+        check_module(name or type(model).__name__, module)
+        if isinstance(module, net):
+            raise UserError(f"the model must be plain, got a {type(module).__name__} in it: wrap that one's .model, or "
+                            "what its finalize() returns, with masks='zeros'")  # fmt: skip
+
+
+def check_module(name: str, module: nn.Module) -> None:
+    kind = type(module).__name__
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    if isinstance(module, (DistributedDataParallel, DataParallel)):
+        raise UserError(f"the model must be plain, got {kind} in {name!r}: wrap the other way round, "
+                        f"{kind}(SparseNet(model, …)), so that every path's gradients are averaged")  # fmt: skip
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UserError(f"the model must be plain, got TorchScript in {name!r}, whose weights cannot be replaced by "
+                        "views: wrap the module that it was made from, and script what finalize returns")  # fmt: skip
+    if kind == "FullyShardedDataParallel":
+        raise UserError(f"the model {name!r} must be plain or sharded by fully_shard, got {kind}, which flattens "
+                        "weights: call fully_shard on the net's blocks and on the net")  # fmt: skip
+    if any(getattr(module, flag, False) is True for flag in CHECKPOINTING):
+        raise UserError(f"module {name!r} {RECOMPUTED}, e.g. with model.gradient_checkpointing_disable()")
+    if any(map(is_lazy, own)):
+        raise UserError(f"module {name!r} ({kind}) has no shape yet: run one batch through the model first")
 
 
 @contextmanager
@@ -100,7 +122,7 @@ def unwrapped(optimizer: Any) -> Optimizer:
     while (inner := inner_optimizer(found)) is not None and inner is not found:
         found = inner
     if not isinstance(found, Optimizer):
-        raise UserError(f"the optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        raise UserError(f"the optimizer must be a torch.optim.Optimizer, got {described(optimizer)}")
     return found
 
 
@@ -123,6 +145,22 @@ def check_optimizer(net: nn.Module, optimizers: Sequence[Optimizer]) -> None:
             f"({names}): create it from net.parameters() (after sharding or moving net), or freeze these with "
             "requires_grad_(False)"
         )
+
+
+def checked_state(optimizer: Any) -> Any:
+    """Return the optimizer; refuse what has no optimizer state where an optimizer is meant."""
+    if optimizer is not None and not isinstance(getattr(optimizer, "state", None), Mapping):
+        raise UserError(f"the optimizer must be a torch.optim.Optimizer, got {described(optimizer)}")
+    return optimizer
+
+
+def checked_observer(observer: Any) -> Any:
+    """Return the observer; refuse what cannot be told of mask updates."""
+    methods = ("before_update", "after_update")
+    if isinstance(observer, type) or not all(callable(getattr(observer, name, None)) for name in methods):
+        raise UserError("an observer must have before_update(step) and after_update(update), as dcil.MaskObserver, "
+                        f"got {described(observer)}")  # fmt: skip
+    return observer
 
 
 def check_gradients(model: nn.Module, private: Mapping[str, nn.Module]) -> None:
@@ -152,6 +190,29 @@ def creates_state() -> bool:
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame is not None
+
+
+def check_layers(net: Any) -> None:
+    """Refuse layers that were added, exchanged or taken away since the model was wrapped: paths would not know them."""
+    _ = net.layers  # refuses weights that are not there
+    here, modules = dict(net.model.named_parameters(remove_duplicate=False)), dict(net.model.named_modules())
+    copies = {name: net.get_submodule(path) for path in list(net.method.paths)[1:] for name in net._partition.private}
+    changed = [name for name in net._shared if name not in here]
+    for name, path in copies.items():
+        own, copy = modules.get(name), path.get_submodule(name)
+        alike = isinstance(own, type(copy)) or isinstance(copy, type(own))  # fully_shard derives a class of its own
+        if own is None or not alike or shapes(own) != shapes(copy):
+            changed.append(name)
+    known = {id(here[name]) for name in (*net.masks, *net._shared) if name in here}
+    known |= {id(p) for name in net._partition.private if name in modules for p in modules[name].parameters()}
+    changed += [name for name, parameter in here.items() if id(parameter) not in known]
+    if changed:
+        raise UserError(f"the model must keep the layers that it was wrapped with, got another {changed[0]}: change it "
+                        "before SparseNet(model, …)")  # fmt: skip
+
+
+def shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: parameter.shape for name, parameter in module.named_parameters()}
 
 
 # -- the weights -------------------------------------------------------------------------------------------------------

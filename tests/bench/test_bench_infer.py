@@ -76,9 +76,13 @@ def test_engines_on_a_trained_run_come_with_its_compact_forms(tmp_path, capsys):
         (["--engines", "our"], "did you mean 'ours'"),
         (["--sparsity", "1.5"], "must be >= 0 and < 1, got 1.5"),
         (["--sparsity", "x"], "must be a number"),
-        (["--batch", "1,x"], "not a list"),
+        (["--batch", "1,x"], "must be a whole number"),
         (["--masks", "magic"], "unknown masks"),
-        (["--rounds", "0"], "at least 1"),
+        (["--rounds", "0"], "from 1 to"),
+        (["--rounds", "-1"], "from 1 to"),
+        (["--size", "-5"], "from 1 to"),
+        (["--batch", "65536", "--model", "resnet18"], "at most 67,108,864 pixels"),
+        (["--threads", "1000000000"], "from 1 to"),
     ],
 )
 def test_wrong_words_are_explained(words, why):

@@ -265,3 +265,164 @@ def test_settings_that_cannot_work(folder: Path) -> None:
     with pytest.raises(UserError, match="batch size"):
         dataset.loader(0, "cpu", 0)
     assert 1 <= imagefolder.load(folder).workers <= 16
+
+
+# -- files and folders that are not what they seem ---------------------------------------------------------------------
+
+
+def names_of(folder: Path, label: int = 0) -> list[str]:
+    files = imagefolder.load(folder).train
+    return [str(files.path(i).relative_to(files.folder)) for i in range(len(files)) if files.labels[i] == label]
+
+
+@pytest.mark.parametrize("target", [".", "..", "../..", "deep", "/"])
+def test_a_link_to_a_folder_above_multiplies_nothing(folder: Path, target: str) -> None:
+    ant = folder / "train" / "ant"
+    write(ant / "deep" / "x.png")
+    before = names_of(folder)
+    os.symlink(target, ant / "again")
+    os.symlink("again", ant / "a-chain")
+    assert names_of(folder) == before
+
+
+def test_a_class_that_links_to_its_own_folder_is_empty(folder: Path) -> None:
+    for split in ("train", "val"):
+        os.symlink(".", folder / split / "dog")
+    with pytest.raises(UserError, match="has no images of dog"):
+        imagefolder.load(folder)
+
+
+def test_linked_images_and_folders_outside_are_taken(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    write(outside / "more" / "x.png")
+    os.symlink(outside / "more" / "x.png", folder / "train" / "ant" / "one.png")
+    os.symlink(outside, folder / "train" / "ant" / "z")
+    assert names_of(folder) == [*(f"ant/{i}.png" for i in range(3)), "ant/one.png", "ant/z/more/x.png"]
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: os.symlink("nowhere", path), lambda path: os.symlink(path, path)]
+)
+def test_only_regular_files_are_images(folder: Path, make) -> None:
+    make(folder / "val" / "bee" / "9.png")
+    with pytest.raises(UserError, match=r"val/bee/9\.png: an image must be a regular file"):
+        imagefolder.load(folder)
+
+
+def test_a_file_that_becomes_a_fifo_does_not_hang(folder: Path) -> None:
+    dataset = tiny(folder)
+    path = folder / "train" / "bee" / "2.png"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=r"2\.png: not readable as an image \(not a regular file\)"):
+        list(dataset.loader(2, "cpu", seed=0).train(0))
+    path.unlink()
+    with pytest.raises(UserError, match=r"2\.png: not readable as an image \(No such file or directory\)"):
+        list(dataset.loader(2, "cpu", seed=0).train(0))
+
+
+def test_names_that_are_not_utf8_and_long_ones(folder: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    for split in ("train", "val"):
+        write(folder / split / name / f"{name}{'x' * 200}.png")
+    loaded = tiny(folder)
+    assert loaded.class_names == (*CLASSES[:2], name, "cat") or name in loaded.class_names
+    assert len(joined(loaded.loader(4, "cpu", 0).train(0))[1]) == 12
+
+
+def test_an_unreadable_folder_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def denied(path):
+        if str(path).endswith("bee"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(UserError, match="train/bee cannot be read: Permission denied"):
+        imagefolder.load(folder)
+
+
+def test_a_worker_that_ends_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "read", lambda path, most: os._exit(9))
+    with pytest.raises(UserError, match="a process that decodes images") as caught:
+        list(tiny(folder, workers=1).loader(4, "cpu", 0).train(0))
+    assert "\n" not in str(caught.value)
+
+
+# -- pixels ------------------------------------------------------------------------------------------------------------
+
+
+def test_sixteen_bit_grey_keeps_its_greys(tmp_path: Path) -> None:
+    grey = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    deep = grey.astype(np.uint16) * 256 + 77
+    Image.fromarray(deep).save(tmp_path / "16.png")
+    Image.fromarray(deep.astype(np.int32)).save(tmp_path / "16.ppm")
+    Image.fromarray(grey).save(tmp_path / "8.png")
+    for name in ("16.png", "16.ppm", "8.png"):
+        assert np.array_equal(np.asarray(decode.read(tmp_path / name)), np.stack([grey] * 3, -1)), name
+
+
+def test_every_mode_is_decoded_or_refused_by_name(tmp_path: Path) -> None:
+    colours = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8))
+    for mode, suffix in [("1", "png"), ("L", "png"), ("LA", "png"), ("P", "png"), ("RGBA", "png"), ("CMYK", "jpg")]:
+        path = tmp_path / f"{mode}.{suffix}"
+        colours.convert(mode).save(path)
+        assert decode.read(path).mode == "RGB"
+    palette = colours.convert("P")
+    palette.save(tmp_path / "transparent.png", transparency=bytes(range(256)))
+    assert np.array_equal(np.asarray(decode.read(tmp_path / "transparent.png")), np.asarray(palette.convert("RGB")))
+    for suffix in ("gif", "webp", "png"):
+        moving = tmp_path / "moving.png"
+        colours.save(moving, suffix, save_all=True, append_images=[colours.rotate(180)], lossless=True)
+        assert decode.read(moving).size == (7, 9)
+    for name, content in [
+        ("empty.png", b""),
+        ("float.ppm", b"Pf\n1 1\n-1.0\n0000"),
+        ("text.jpg", b"%!PS-Adobe-3.0 EPSF"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=f"{name}: not readable as an image"):
+            decode.read(tmp_path / name)
+
+
+def test_other_formats_are_not_even_tried(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "x.png", "TIFF")
+    with pytest.raises(UserError, match=r"x\.png: not readable as an image \(cannot identify image file\)"):
+        decode.read(tmp_path / "x.png")
+
+
+def test_too_many_pixels_are_refused_by_the_header(tmp_path: Path) -> None:
+    Image.new("1", (8000, 7000)).save(tmp_path / "bomb.png")
+    with pytest.raises(UserError, match=r"bomb\.png: .* \(8000 x 7000 pixels, more than 50,000,000"):
+        decode.read(tmp_path / "bomb.png")
+    Image.new("1", (1, 300_000)).save(tmp_path / "long.png")
+    with pytest.raises(UserError, match=r"long\.png: .* no side may have more than 262,144"):
+        decode.read(tmp_path / "long.png")
+    Image.new("RGB", (20, 20)).save(tmp_path / "small.png")
+    with pytest.raises(UserError, match="more than 399"):
+        decode.read(tmp_path / "small.png", 399)
+    assert decode.read(tmp_path / "small.png", 400).size == (20, 20)
+
+
+def test_scans_of_a_progressive_jpeg_are_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "x.jpg"
+    Image.new("L", (64, 64)).save(path, progressive=True)
+    assert decode.read(path).size == (64, 64)
+    data = path.read_bytes()
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    path.write_bytes(data[:-2] + scan * 200 + data[-2:])
+    with pytest.raises(UserError, match="more than 100 scans"):
+        decode.read(path)
+
+
+@pytest.mark.parametrize("size", [(1, 20_000), (20_000, 1), (3, 900), (1, 1), (7, 2000)])
+def test_long_images_are_cut_before_they_are_resized(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pixels are those of resizing first, to a level; the image in between is no larger than its parts."""
+    column = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    image = Image.fromarray(column)
+    made = decode.center_crop(image, 10, 8)
+    monkeypatch.setattr(decode, "LONGEST", 10**9)
+    whole = decode.center_crop(image, 10, 8)
+    assert made.shape == whole.shape == (8, 8, 3)
+    assert np.abs(made.astype(int) - whole.astype(int)).max() <= 1

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from dcil.bench import step, train
 from dcil.cli.bench_infer import bench_infer
-from dcil.cli.parser import Parser, device, epochs, positive
+from dcil.cli.parser import Parser, device, each_up_to, up_to
 from dcil.errors import UserError, unknown
 
 
 def bench_step(words: Sequence[str]) -> int:
     parser = Parser("dcil bench step", step.__doc__)
     parser.add_argument("--models", default="resnet20,wrn-28-2", help="models, with commas between them")
-    parser.add_argument("--batch", type=positive, default=128, help="images per step (128)")
-    parser.add_argument("--rounds", type=positive, default=9, help="timed steps of each (9)")
+    parser.add_argument("--batch", type=up_to(65536), default=128, help="images per step (128)")
+    parser.add_argument("--rounds", type=up_to(10_000), default=9, help="timed steps of each (9)")
     args = parser.parse(words)
     step.run(args.models.split(","), args.batch, args.rounds)
     return 0
@@ -24,7 +24,9 @@ def bench_step(words: Sequence[str]) -> int:
 def bench_train(words: Sequence[str]) -> int:
     parser = Parser("dcil bench train", train.__doc__)
     parser.add_argument("--models", default="resnet20", help=f"of {', '.join(train.CASES)}, with commas between them")
-    parser.add_argument("--parallel", type=epochs, default=(1, 2, 4, 8), help="numbers of runs at once (1,2,4,8)")
+    parser.add_argument(
+        "--parallel", type=each_up_to(64), default=(1, 2, 4, 8), help="numbers of runs at once (1,2,4,8)"
+    )
     parser.add_argument("--precision", default="auto", help="fp32, tf32 or bf16 (auto: bf16 on CUDA)")
     parser.add_argument(
         "--baseline",

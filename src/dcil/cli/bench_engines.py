@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from dcil.errors import UserError, unknown
 from dcil.train import RunFolder
 from dcil.train.restore import config_of, load_net
 
+#: The most pixels of a batch: the first layer's output then has 4 GB.
+MAX_PIXELS = 2**26
 EVERY = [*SPARSE, *DENSE, *INT8]
 #: A name, networks by what their masks are called, the shape of an image.
 Net = tuple[str, dict[str, torch.nn.Module], tuple[int, ...]]
@@ -36,10 +39,9 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     for name in engines:
         if name not in EVERY:
             raise unknown("engine", name, EVERY)
-    rounds = 7 if args.rounds is None else args.rounds
-    if rounds < 1:
-        raise UserError(f"--rounds must be at least 1, got {rounds}")
     nets = [trained(run) for run in args.run] if args.run else list(random(args.model, args.masks, args.sparsity))
+    for _, _, shape in nets:
+        check_pixels(args.batch or (1, 64), shape)
     cases = [
         cpu.Case(name, models, torch.randn(batch, *shape), threads)
         for name, models, shape in nets
@@ -48,7 +50,13 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the other engines' exporters warn a lot
-        return cpu.run(cases, engines, rounds, args.out, show=not args.json)
+        return cpu.run(cases, engines, args.rounds or 7, args.out, show=not args.json)
+
+
+def check_pixels(batches: Sequence[int], shape: Sequence[int]) -> None:
+    """Refuse a batch of images that would take all memory."""
+    if (pixels := max(batches) * math.prod(shape[1:])) > MAX_PIXELS:
+        raise UserError(f"--batch and --size must give at most {MAX_PIXELS:,} pixels per call, got {pixels:,}")
 
 
 def trained(run: Path) -> Net:

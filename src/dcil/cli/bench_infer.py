@@ -17,7 +17,7 @@ from rich.console import Console
 from dcil import models
 from dcil.bench import cpu, infer, semi
 from dcil.cli import bench_engines
-from dcil.cli.parser import Parser, number, say, whole
+from dcil.cli.parser import Parser, each_up_to, number, say, up_to
 from dcil.errors import UserError, unknown
 from dcil.runs.environment import environment
 from dcil.train import RunFolder
@@ -73,10 +73,14 @@ def _parser() -> Parser:
         "--forms", action=argparse.BooleanOptionalAction, default=True, help="also time the compact network (one run)"
     )
     parser.add_argument("--granularity", default="filter", help="with --model: filter (default) or weight")
-    parser.add_argument("--size", type=whole, default=None, help="with --model: image size (32; ImageNet models: 224)")
-    parser.add_argument("--threads", type=_counts, default=(1, 2), help="CPU threads, comma-separated (1,2)")
-    parser.add_argument("--batch", type=_counts, default=None, help="images per call, comma-separated (1,64)")
-    parser.add_argument("--rounds", type=whole, default=None, help="timed calls of each engine (7) or form (15)")
+    parser.add_argument(
+        "--size", type=up_to(4096), default=None, help="with --model: image size (32; ImageNet models: 224)"
+    )
+    parser.add_argument("--threads", type=each_up_to(1024), default=(1, 2), help="CPU threads, comma-separated (1,2)")
+    parser.add_argument("--batch", type=each_up_to(65536), default=None, help="images per call, comma-separated (1,64)")
+    parser.add_argument(
+        "--rounds", type=up_to(10_000), default=None, help="timed calls of each engine (7) or form (15)"
+    )
     parser.add_argument("--onnx", action=argparse.BooleanOptionalAction, default=True, help="also time ONNX Runtime")
     parser.add_argument("--semi-structured", action="store_true", help="time 2:4 Linear layers on the GPU instead")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
@@ -85,16 +89,6 @@ def _parser() -> Parser:
 
 def _fractions(text: str) -> tuple[float, ...]:
     return tuple(number(part) for part in text.split(","))
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 1,64") from None
-    if not all(n >= 1 for n in found):
-        raise argparse.ArgumentTypeError(f"{text!r} must be at least 1")
-    return found
 
 
 def _from_run(path: Path) -> tuple[infer.Forms, list[int], str]:
@@ -118,6 +112,7 @@ def _from_model(args: argparse.Namespace) -> tuple[infer.Forms, list[int], str]:
     prune = infer.prune_filters if args.granularity == "filter" else infer.prune_weights
     size = args.size or cpu.image_size(args.model)
     shape = [3, size, size]
+    bench_engines.check_pixels(args.batch or (1, 64), shape)
     name = f"{args.model}, {sparsity:.0%} of every layer by {args.granularity}"
     return infer.forms_of(dense, prune(dense, sparsity), shape), shape, name
 

@@ -43,11 +43,25 @@ def whole(text: str) -> int:
     return _number(int, text, "a whole number")
 
 
-def positive(text: str) -> int:
-    """Read a whole number >= 1."""
-    if (value := whole(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be >= 1, got {text}")
-    return value
+def up_to(most: int) -> Callable[[str], int]:
+    """Return a reader of whole numbers from 1 to ``most``."""
+
+    def read(text: str) -> int:
+        if not 1 <= (value := whole(text)) <= most:
+            raise argparse.ArgumentTypeError(f"must be from 1 to {most}, got {text}")
+        return value
+
+    return read
+
+
+def each_up_to(most: int) -> Callable[[str], tuple[int, ...]]:
+    """Return a reader of comma-separated whole numbers from 1 to ``most``."""
+    read = up_to(most)
+    return lambda text: tuple(read(part) for part in text.split(","))
+
+
+#: Reads a whole number >= 1.
+positive = up_to(1_000_000)
 
 
 def number(text: str) -> float:
@@ -84,9 +98,11 @@ def device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(name)
+        if found.type == "cpu" and found.index:
+            raise RuntimeError("there is one CPU device")
         torch.zeros(1, device=found).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0].strip()
+    except Exception as error:  # a backend that is not built in raises nearly anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0].strip()
         raise argparse.ArgumentTypeError(
             f"must be a device of this machine, got {name} ({reason}); allowed: auto, cpu, cuda, cuda:N"
         ) from None

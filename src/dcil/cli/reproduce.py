@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dcil import data
-from dcil.cli.parser import Parser, device, epochs, positive, say
+from dcil.cli.parser import Parser, device, epochs, positive, say, up_to
 from dcil.cli.train import add_engine_options, engine_settings
 from dcil.engine.process_group import require_single_process
 from dcil.errors import UserError
@@ -64,9 +64,9 @@ def main(words: Sequence[str]) -> int:
 def add_options(parser: Parser) -> None:
     parser.add_argument("table", nargs="?", metavar="TABLE", help="the table to train (see --list)")
     parser.add_argument("--cells", metavar="FILTER", help="cells to train: parts of their names, or patterns with *")
-    parser.add_argument("--seeds", type=positive, default=3, metavar="N", help="runs per cell, seeds 0 to N-1 (3)")
+    parser.add_argument("--seeds", type=up_to(1000), default=3, metavar="N", help="runs per cell, seeds 0 to N-1 (3)")
     parser.add_argument("--budget", type=seconds, metavar="TIME", help="time limit such as 25m, 2h or 90s")
-    parser.add_argument("--parallel", type=positive, metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
+    parser.add_argument("--parallel", type=up_to(64), metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
     parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="folder of records (results)")
     parser.add_argument("--docs", type=Path, metavar="DIR", help="folder that --report writes to (docs)")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="folder of the data sets")

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from dcil import data
 from dcil.cli import report
-from dcil.cli.parser import Parser, positive, say
+from dcil.cli.parser import Parser, say, up_to
 from dcil.cli.train import add_options, engine_settings, options_of
 from dcil.engine import EngineSettings
 from dcil.engine.process_group import require_single_process
@@ -42,7 +42,7 @@ def main(words: Sequence[str]) -> int:
     for option, field in AXES.items():
         parser.add_argument(f"--{option}", metavar="A,B,…", help=f"values of --{field}: every combination is a run")
     parser.add_argument("--list", type=Path, metavar="FILE", help="JSON list of objects, each the options of a run")
-    parser.add_argument("--parallel", type=positive, metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
+    parser.add_argument("--parallel", type=up_to(64), metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
     args = parser.parse(words)
     if args.out is None:
         raise UserError("--out is missing: the folder for the runs")

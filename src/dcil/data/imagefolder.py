@@ -6,11 +6,12 @@ Images stay on the disk; worker processes decode them batch by batch, and they a
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Rows = npt.NDArray[np.int64]
 """Indices of images in a split."""
+Identity = tuple[int, int]
+"""Device and number of a folder, the same by whatever links it is reached."""
 
 
 def usable_cpus() -> int:
@@ -44,19 +47,21 @@ def usable_cpus() -> int:
 class ImageFiles:
     """List the image files of a split, ordered by class and name.
 
-    Names are bytes in one array: reading a list of Python strings changes their reference counts, which copies their
-    memory pages into every worker process.
+    Names are one string of bytes, cut at `ends`: reading a list of Python strings changes their reference counts, which
+    copies their memory pages into every worker process.
     """
 
     folder: Path
-    names: npt.NDArray[np.bytes_]
+    names: bytes
+    ends: Rows
     labels: Rows
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def path(self, row: int) -> Path:
-        return self.folder / os.fsdecode(bytes(self.names[row]))
+        begin = int(self.ends[row - 1]) if row else 0
+        return self.folder / os.fsdecode(self.names[begin : int(self.ends[row])])
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +75,7 @@ class ImageFolder:
     resize: int = 256
     workers: int = field(default_factory=lambda: min(16, usable_cpus()))
     name: str = "imagefolder"
+    max_pixels: int = decode.MAX_PIXELS
 
     def __post_init__(self) -> None:
         if not 1 <= self.crop <= self.resize:
@@ -122,14 +128,14 @@ class FolderLoader:
     def _batches(self, files: ImageFiles, transform: Transform, order: Rows) -> Iterator[Batch]:
         batches = [order[part] for part in self.shard.slices(len(order))]
         loader = torch_data.DataLoader(
-            _Decoder(files, self.dataset.crop, transform),
+            _Decoder(files, self.dataset.crop, transform, self.dataset.max_pixels),
             batch_size=None,  # the sampler gives whole batches, and so does the decoder
             sampler=batches,
             num_workers=min(self.dataset.workers, len(batches)),
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # else it would draw the workers' seeds from the global one
         )
-        for found in loader:
+        for found in _alive(loader):
             if isinstance(found, UserError):
                 raise found
             pixels, labels = (tensor.to(self.device, non_blocking=True) for tensor in found)
@@ -143,18 +149,27 @@ Transform = Callable[[int, "Image"], decode.Pixels]
 class _Decoder(torch_data.Dataset["Batch | UserError"]):
     """Decode the images at given indices into uint8 (N, H, W, 3) and labels, in the worker processes."""
 
-    def __init__(self, files: ImageFiles, size: int, transform: Transform) -> None:
-        self.files, self.size, self.transform = files, size, transform
+    def __init__(self, files: ImageFiles, size: int, transform: Transform, max_pixels: int) -> None:
+        self.files, self.size, self.transform, self.max_pixels = files, size, transform, max_pixels
 
     def __getitem__(self, rows: Rows) -> Batch | UserError:
         """Return the batch, or the error: one raised in a worker would arrive with a traceback as its message."""
         pixels = np.empty((len(rows), self.size, self.size, 3), np.uint8)
         try:
             for place, row in enumerate(rows.tolist()):
-                pixels[place] = self.transform(row, decode.read(self.files.path(row)))
+                pixels[place] = self.transform(row, decode.read(self.files.path(row), self.max_pixels))
         except UserError as error:
             return error
         return torch.from_numpy(pixels), torch.from_numpy(self.files.labels[rows])
+
+
+def _alive(loader: torch_data.DataLoader[Batch | UserError]) -> Iterator[Batch | UserError]:
+    """Yield the loader's batches; the end of a worker process, for lack of memory as a rule, is a UserError."""
+    try:
+        yield from loader
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"a process that decodes images must not end before the training: {reason}") from error
 
 
 def _random(seed: int, *key: int) -> np.random.Generator:
@@ -188,36 +203,67 @@ def scan(folder: Path) -> dict[str, list[str]]:
     wanted = f"put images into {folder.parent / 'train' / 'CLASS'} and {folder.parent / 'val' / 'CLASS'}"
     if not folder.is_dir():
         raise UserError(f"{folder} does not exist: {wanted}, one folder per class")
-    _, classes, _ = next(_walk(folder))
+    classes = [entry.name for entry in _entries(folder) if _kind(entry) == "folder"]
     if not classes:
         raise UserError(f"{folder} has no class folders: {wanted}, one folder per class")
-    found = {name: sorted(_images(folder, name)) for name in sorted(classes)}
+    above = [_identity(place) for place in (folder.absolute(), *folder.resolve().parents)]
+    found = {name: sorted(_images(folder, name, set(above))) for name in sorted(classes)}
     if empty := [name for name, images in found.items() if not images]:
         raise UserError(f"{folder} has no images of {_listing(empty)}: {wanted} ({', '.join(SUFFIXES)})")
     return found
 
 
-def _images(folder: Path, name: str) -> Iterator[str]:
-    for where, _, files in _walk(folder / name):
-        below = where.removeprefix(f"{folder}{os.sep}")
-        yield from (os.path.join(below, file) for file in files if file.lower().endswith(SUFFIXES))
+def _images(folder: Path, name: str, seen: set[Identity]) -> Iterator[str]:
+    """Yield the images of a class; a folder is read once, by whatever links, and not at all if `seen`.
+
+    Without this, a link to a folder that holds it would multiply the images.
+    """
+    waiting = deque([name])
+    while waiting:
+        below = waiting.popleft()
+        if (identity := _identity(folder / below)) in seen:
+            continue
+        seen.add(identity)
+        for entry in _entries(folder / below):
+            path = os.path.join(below, entry.name)
+            kind = _kind(entry)
+            if kind == "folder":
+                waiting.append(path) if entry.is_symlink() else waiting.appendleft(path)  # links last
+            elif entry.name.lower().endswith(SUFFIXES):
+                if kind != "file":
+                    raise UserError(f"{folder / path}: an image must be a regular file, this is {kind}; remove it")
+                yield path
 
 
-def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Run os.walk without hidden entries, such as .ipynb_checkpoints and the ._name files of macOS."""
-    for where, folders, files in os.walk(folder, onerror=_unreadable, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield where, folders, [name for name in files if not name.startswith(".")]
+def _kind(entry: os.DirEntry[str]) -> str:
+    try:
+        return "folder" if entry.is_dir() else "file" if entry.is_file() else "none, or a link to nothing"
+    except OSError as error:  # such as a link to itself
+        return f"a link that cannot be followed ({error.strerror})"
 
 
-def _unreadable(error: OSError) -> NoReturn:
-    raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """List a folder in order, without hidden entries such as .ipynb_checkpoints and the ._name files of macOS."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read: {error.strerror}") from error
+
+
+def _identity(folder: Path) -> Identity:
+    try:
+        found = os.stat(folder)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read: {error.strerror}") from error
+    return found.st_dev, found.st_ino
 
 
 def _files(folder: Path, found: dict[str, list[str]]) -> ImageFiles:
-    names = np.array([os.fsencode(image) for images in found.values() for image in images])
+    names = [os.fsencode(image) for images in found.values() for image in images]
+    ends = np.cumsum([len(name) for name in names], dtype=np.int64)
     labels = np.repeat(np.arange(len(found), dtype=np.int64), [len(images) for images in found.values()])
-    return ImageFiles(folder, names, labels)
+    return ImageFiles(folder, b"".join(names), ends, labels)
 
 
 def _listing(names: Collection[str], most: int = 5) -> str:

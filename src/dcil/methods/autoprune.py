@@ -40,7 +40,8 @@ class AutoPrune(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("rate", self.rate > 0, "> 0", "the learning rate of the indicators")
+        self.require("rate", 0 < self.rate <= 1000, "> 0 and <= 1000", "the learning rate of the indicators")
+        self.require("mu", self.mu is None or 0 <= self.mu <= 1000, "None, or >= 0 and <= 1000", "the pull towards 0")
         self.require("min_kept", self.mu is None or self.min_kept == 0, "0", "with mu, the indicators decide alone")
 
     def init_state(self, layers: Sequence[PrunableWeight], model: nn.Module) -> State:

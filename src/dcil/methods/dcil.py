@@ -50,12 +50,11 @@ class DCIL(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("kl", self.kl >= 0, ">= 0", "0 disables the KL terms")
-        self.require("temperature", self.temperature > 0, "> 0", "the paper: 2")
+        self.require("kl", 0 <= self.kl <= 1000, ">= 0 and <= 1000", "0 disables the KL terms")
+        self.require("temperature", 1e-3 <= self.temperature <= 1e3, "from 0.001 to 1000", "the paper: 2")
         self.require("warmup", 0 <= self.warmup <= 1, ">= 0 and <= 1", "the part of the steps without KL terms")
-        integral = self.class_dim is None or isinstance(self.class_dim, int)
-        self.require("class_dim", integral, "an integer", "1 or -1; None finds it")
-        known = self.distill in (None, "softmax", "sigmoid", "mse") or callable(self.distill)
+        known = self.distill is None or callable(self.distill)
+        known = known or (isinstance(self.distill, str) and self.distill in ("softmax", "sigmoid", "mse"))
         self.require("distill", known, "'softmax', 'sigmoid', 'mse' or a function (student, teacher) -> scalar")
 
     def kl_at(self, step: int) -> float:

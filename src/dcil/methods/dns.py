@@ -53,6 +53,9 @@ class DNS(Method):
         self.require("begin", 0 <= self.begin < 1, ">= 0 and < 1", "a part of the steps")
         self.require("min_kept", self.c is None or self.min_kept == 0, "0", "with c, the thresholds decide alone")
         self.require("until", self.begin < self.until <= 1, "> begin and <= 1", "a part of the steps")
+        self.require("c", self.c is None or abs(self.c) <= 1000, "None, or from -1000 to 1000", "standard deviations")
+        self.require("gamma", self.gamma >= 0, ">= 0", "0 updates the masks at every step")
+        self.require("power", self.power >= 0, ">= 0", "0 updates the masks at every step")
 
     @property
     def first(self) -> int:
@@ -61,7 +64,7 @@ class DNS(Method):
 
     @property
     def timeline(self) -> Timeline:
-        last = round(self.until * self.steps)
+        last = max(self.first, round(self.until * self.steps))
         return replace(super().timeline, begin=0, first=self.first, last=last, extra=(last,))  # a ramp from step 0
 
     @property

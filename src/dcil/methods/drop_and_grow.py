@@ -82,7 +82,8 @@ class DropAndGrow(Zeroed):
 
     def noise(self, context: StepContext) -> list[Tensor]:
         """Uniform random numbers for every weight; they depend on the seed and the step only, on every machine."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + context.step)
+        seed = self.seed * 1_000_003 + context.step
+        generator = torch.Generator().manual_seed(seed if seed in range(-(2**63), 2**64) else seed % 2**64)
         weights = [layer.weight for layer in context.layers]
         return [like(torch.rand(w.shape, generator=generator).to(w.device), w) for w in weights]
 

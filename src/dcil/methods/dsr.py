@@ -46,7 +46,7 @@ class DSR(DropAndGrow):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("move", 0 < self.move < 1, "> 0 and < 1", "the fraction of weights to move")
-        self.require("threshold", self.threshold > 0, "> 0")
+        self.require("threshold", 1e-12 <= self.threshold <= 1e12, "from 1e-12 to 1e12", "the size of small weights")
 
     def init_state(self, layers: Sequence[PrunableWeight], model: nn.Module) -> State:
         return super().init_state(layers, model) | {"threshold": torch.tensor(self.threshold, dtype=torch.double)}
@@ -70,9 +70,12 @@ class DSR(DropAndGrow):
 
     def grown(self, context: StepContext, stay: Sequence[Tensor]) -> list[Tensor]:
         had, left = count_kept([layer.mask for layer in context.layers]), count_kept(stay)
-        room = [layer.mask.numel() - n for layer, n in zip(context.layers, had, strict=True)]
-        places = zip(context.layers, self.noise(context), spread(left, room, sum(had) - sum(left)), strict=True)
-        return [largest_among(~layer.mask, noise, n) for layer, noise, n in places]
+        dropped, taken, count = sum(had) - sum(left), [layer.mask for layer in context.layers], had
+        if dropped > sum(mask.numel() for mask in taken) - sum(had):  # so little is empty: those just dropped, too
+            taken, count = list(stay), left
+        room = [mask.numel() - n for mask, n in zip(taken, count, strict=True)]
+        places = zip(taken, self.noise(context), spread(left, room, dropped), strict=True)
+        return [largest_among(~mask, noise, n) for mask, noise, n in places]
 
     def factor(self, dropped: int, wanted: float) -> float:
         if dropped > 1.1 * wanted:
@@ -83,14 +86,15 @@ class DSR(DropAndGrow):
 def spread(left: Sequence[int], room: Sequence[int], total: int) -> list[int]:
     """``total`` places in proportion to ``left``, what does not fit into the ``room`` of a layer offered again."""
     grow = [0] * len(left)
-    while total > sum(grow):
+    while rest := min(total, sum(room)) - sum(grow):  # ends: every round places all, or fills a layer
         open_ = [i for i in range(len(left)) if grow[i] < room[i]]
-        if not open_:
-            raise RuntimeError("more weights were dropped than there are places for")
-        share = (total - sum(grow)) / sum(left[i] for i in open_)
-        more = apportion(
-            [share] * len(open_), [left[i] for i in open_], min(total - sum(grow), sum(left[i] for i in open_))
-        )
+        open_ = [i for i in open_ if left[i]] or open_
+        sizes = [left[i] or 1 for i in open_]
+        if rest < sum(sizes):
+            more = apportion([rest / sum(sizes)] * len(open_), sizes, rest)
+        else:  # every layer as often as it has left, until the first is full
+            filled = min(-(-(room[i] - grow[i]) // size) for i, size in zip(open_, sizes, strict=True))
+            more = [size * min(rest // sum(sizes), filled) for size in sizes]
         for i, n in zip(open_, more, strict=True):
             grow[i] = min(room[i], grow[i] + n)
     return grow

@@ -33,7 +33,7 @@ class OneShot(Zeroed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require("rounds", self.rounds >= 1, ">= 1")
+        self.require("rounds", 1 <= self.rounds <= 1000, "from 1 to 1000")
 
     @property
     def prunings(self) -> list[int]:

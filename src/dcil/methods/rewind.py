@@ -39,7 +39,7 @@ class Rewind(Zeroed):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("to", 0 <= self.to < 1, ">= 0 and < 1", "a part of the steps")
-        self.require("rounds", self.rounds >= 1, ">= 1")
+        self.require("rounds", 1 <= self.rounds <= 1000, "from 1 to 1000")
 
     @property
     def back(self) -> int:

@@ -48,6 +48,7 @@ class SM(DropAndGrow):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("drop", 0 <= self.drop <= 1, ">= 0 and <= 1", "the fraction of weights to move at first")
+        self.require("drop_end", 0 <= self.drop_end <= 1, ">= 0 and <= 1", "the fraction of weights to move at last")
 
     def drop_at(self, step: int) -> float:
         return self.drop_end + (self.drop - self.drop_end) / 2 * (1 + math.cos(math.pi * step / self.steps))

@@ -37,8 +37,13 @@ def names() -> list[str]:
 
 def build(name: str, classes: int = 10, channels: int = 3) -> nn.Module:
     """Build the network `name`, initialised from torch's global generator."""
+    for what, given in (("classes", classes), ("channels", channels)):
+        if not isinstance(given, int) or not 1 <= given <= 10**6:
+            raise errors.UserError(
+                f"{name}: {what} must be a whole number from 1 to 1,000,000, got {errors.shown(given)}"
+            )
     if name in MODELS:
         return MODELS[name](classes=classes, channels=channels)
-    if wide := re.fullmatch(r"wrn-(\d+)-(\d+)", name):
+    if wide := re.fullmatch(r"wrn-(\d{1,9})-(\d{1,9})", name):
         return WideResNet(int(wide[1]), int(wide[2]), classes, channels)
     raise errors.unknown("model", name, MODELS)

@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from dcil.errors import UserError
 from dcil.models.blocks import conv, initialize
 
+#: The deepest network, and the largest, whose weights, gradients and momentum take 6 GB.
+MAX_DEPTH, MAX_WEIGHTS = 1204, 500_000_000
+
 
 class WideBlock(nn.Module):
     """Compute x' + conv2(relu(bn2(conv1(relu(bn1(x)))))), with pre-activation.
@@ -45,6 +48,10 @@ class WideResNet(nn.Module):
             raise UserError(f"wrn-{depth}-{width}: depth must be 6n + 4 with n >= 1 (10, 16, 22, 28, …), got {depth}")
         if width < 1:
             raise UserError(f"wrn-{depth}-{width}: width must be >= 1, got {width} (1 is 16, 32 and 64 channels)")
+        if depth > MAX_DEPTH:
+            raise UserError(f"wrn-{depth}-{width}: depth must be <= {MAX_DEPTH}, got {depth}")
+        if (weights := blocks * 18 * (16**2 + 32**2 + 64**2) * width**2) > MAX_WEIGHTS:
+            raise UserError(f"wrn-{depth}-{width} must have at most {MAX_WEIGHTS:,} weights, has about {weights:,}")
         self.conv1 = conv(channels, 16, 3)
         self.layer1 = _stage(16, 16 * width, blocks, stride=1)
         self.layer2 = _stage(16 * width, 32 * width, blocks, stride=2)

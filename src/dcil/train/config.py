@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -15,6 +14,10 @@ from dcil import METHODS, Method, data, models
 from dcil.errors import UserError, unknown
 from dcil.method import Phase
 from dcil.train.method_settings import check_settings, granularity_named, parse_settings, settings_to_json
+from dcil.validation import Validated, is_a
+
+#: The largest counts, which others are computed from, and the largest rate: float32 ends at 3e38.
+MAX_EPOCHS, MAX_BATCH, MAX_MILESTONES, MAX_RATE = 1_000_000, 10**9, 100, 1e30
 
 
 def described(default: Any, help: str) -> Any:
@@ -35,7 +38,7 @@ def check_model(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Validated):
     """The settings of a run. Times are in epochs; ``build_method`` converts them to the steps that a method counts in.
 
     ``settings`` holds further fields of the method by name, as values of their types: ``parse_settings`` converts text
@@ -66,6 +69,8 @@ class Config:
     seed: int = described(0, "seed of initial weights, data order and augmentation")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require("settings", isinstance(self.settings, dict), "a dict of settings by name")
         if self.method not in METHODS:
             raise unknown("method", self.method, METHODS)
         granularity_named(self.granularity)
@@ -75,22 +80,33 @@ class Config:
             raise unknown("schedule", self.schedule, ("epoch", "step"))
         check_model(self.model)
         check_settings(METHODS[self.method], self.settings)
-        self._require("epochs", self.epochs >= 1, ">= 1")
-        self._require("target_epoch", 1 <= self.target_epoch <= self.epochs, f"from 1 to --epochs ({self.epochs})")
-        self._require("finetune_epochs", self.finetune_epochs >= 0, ">= 0 (0: no fine-tuning)")
-        self._require("batch", self.batch >= 1, ">= 1")
-        self._require("momentum", 0 <= self.momentum < 1, ">= 0 and < 1")
-        self._require("lr_warmup_epochs", self.lr_warmup_epochs >= 0, ">= 0 (0: no warm-up)")
-        self._require("weight_decay", 0 <= self.weight_decay < math.inf, ">= 0 and finite")
-        self._require("seed", self.seed >= 0, ">= 0")
-        for name in ("lr", "lr_decay", "finetune_lr", "lr_warmup_from"):
-            self._require(name, 0 < getattr(self, name) < math.inf, "> 0 and finite")
-        self._require("milestones", list(self.milestones) == sorted(self.milestones), "in increasing order")
+        self._check_ranges()
         self.build_method(1)  # every setting of the method is checked before anything is written
 
-    def _require(self, name: str, ok: bool, condition: str) -> None:
-        if not ok:
-            raise UserError(f"--{name.replace('_', '-')} must be {condition}, got {getattr(self, name)}")
+    def _check_ranges(self) -> None:
+        for name in (each.name for each in dataclasses.fields(self) if each.type == "float"):
+            object.__setattr__(self, name, float(getattr(self, name)))  # torch takes no whole numbers beyond 64 bits
+        for name, least in {"epochs": 1, "finetune_epochs": 0, "lr_warmup_epochs": 0}.items():
+            self.require(name, getattr(self, name) >= least, f">= {least}")
+            self.require(name, getattr(self, name) <= MAX_EPOCHS, f"<= {MAX_EPOCHS}")
+        self.require("target_epoch", 1 <= self.target_epoch <= self.epochs, f"from 1 to --epochs ({self.epochs})")
+        self.require("batch", 1 <= self.batch <= MAX_BATCH, f"from 1 to {MAX_BATCH}")
+        self.require("momentum", 0 <= self.momentum < 1, ">= 0 and < 1")
+        self.require("weight_decay", 0 <= self.weight_decay <= MAX_RATE, f">= 0 and <= {MAX_RATE:g}")
+        self.require("seed", self.seed >= 0, ">= 0")
+        self.require("seed", self.seed < 2**64, "less than 2**64")
+        for name in ("lr", "finetune_lr", "lr_warmup_from"):
+            self.require(name, 0 < getattr(self, name) <= MAX_RATE, f"> 0 and <= {MAX_RATE:g}")
+        known = isinstance(self.milestones, tuple) and len(self.milestones) <= MAX_MILESTONES
+        known = known and all(is_a("int", epoch) and 0 <= epoch <= MAX_EPOCHS for epoch in self.milestones)
+        self.require("milestones", known, f"at most {MAX_MILESTONES} epochs from 0 to {MAX_EPOCHS}")
+        self.require("milestones", list(self.milestones) == sorted(self.milestones), "in increasing order")
+        self.require("lr_decay", 1e-3 <= self.lr_decay <= 1e3, "from 0.001 to 1000")
+        last = self.lr * (1 / self.lr_decay) ** len(self.milestones)
+        self.require("lr_decay", 0 < last <= MAX_RATE, f"such that the last learning rate is > 0 and <= {MAX_RATE:g}")
+
+    def _called(self, field: str) -> str:
+        return f"--{field.replace('_', '-')}"
 
     def build_method(self, epoch_steps: int) -> Method:
         """Build the method, with its times in steps."""

@@ -76,7 +76,7 @@ KINDS = {
 
 def granularity_named(name: str) -> Granularity:
     """Return the granularity called weight, filter or N:M, such as 2:4."""
-    if pattern := re.fullmatch(r"(\d+):(\d+)", name):
+    if pattern := re.fullmatch(r"(\d{1,9}):(\d{1,9})", name):
         return NM(int(pattern[1]), int(pattern[2]))
     if name not in GRANULARITIES:
         raise unknown("granularity", name, [*GRANULARITIES, "2:4"])

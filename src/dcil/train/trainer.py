@@ -93,11 +93,11 @@ class Trainer:
 
 def check_last_batch(batch: int, images: int, group: ProcessGroup) -> None:
     """Refuse a last batch, or a process's share of it, of one image: norm layers cannot train on it."""
-    if images % batch == 1:
+    left = min(images, images % batch or batch)
+    if left == 1:
         raise UserError(
             f"the last batch must have two images for norm layers, --batch {batch} leaves one image; change it"
         )
-    left = images % batch or batch
     if group.world_size > 1 and group.local_norms and left < 2 * group.world_size:
         raise UserError(
             f"with --local-norms each of {group.world_size} processes must have two images of the last batch, "
