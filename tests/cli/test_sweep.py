@@ -101,3 +101,76 @@ def test_wrong_input_is_one_line_and_writes_nothing(tmp_path, monkeypatch, capsy
     assert said in err
     assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def refused(tmp_path, capsys, content, *more):
+    """Run a sweep of a list that must be refused; return the line, after checking that nothing was changed."""
+    file = tmp_path / "list.json"
+    file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    assert main(["sweep", *QUICK, "--list", str(file), "--out", str(tmp_path / "out"), *more]) == 2
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    "name", ["../thesis", "/tmp/thesis", "a/b", "..", ".", "", "x/", ".git", "a\nb", "report.html", "n" * 300]
+)
+def test_a_run_is_one_folder_below_out(tmp_path, capsys, name):
+    assert repr(name)[1:-1][:20] in refused(tmp_path, capsys, [{"name": "first"}, {"name": name}])
+
+
+@pytest.mark.parametrize("there", ["foreign", "link", "broken", "file"])
+def test_what_is_no_run_folder_is_left_alone(tmp_path, capsys, there):
+    out = tmp_path / "out"
+    out.mkdir()
+    if there == "foreign":
+        (out / "x").mkdir()
+        (out / "x" / "model.safetensors").write_text("not ours")
+    elif there == "file":
+        (out / "x").write_text("not ours")
+    else:
+        (tmp_path / "thesis").mkdir()
+        (out / "x").symlink_to(tmp_path / ("thesis" if there == "link" else "nowhere"))
+    assert str(out / "x") in refused(tmp_path, capsys, [{"name": "first"}, {"name": "x"}])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[]", "at least one"),
+        (b"{}", "not a list of objects"),
+        (b"[1]", "not a list of objects"),
+        (b"\xff", "can't decode"),
+        (b"[" * 200_000, "nested"),
+        ([{"seed": 0}, {"epochs": 2.5}], "epochs must be a whole number (int), got 2.5"),
+        ([{"settings": ["kl"]}], "settings must be an object of settings"),
+        ([{"settings": [["kl", 1]]}], "settings must be an object of settings"),
+        ([{"settings": {"kl": [1]}}], "kl of DCIL must be a number"),
+        ([{"model": ["resnet20"]}], "model must be a text"),
+        ([{"name": 3}], "name must be a text"),
+        ([{"milestones": {"1": 2}}], "milestones must be epochs"),
+        ([{"lr": 10**400}], "64 bits"),
+        ([{"method": ""}], "unknown method ''"),
+        (b'[{"seed": 1, "seed": 2}]', "twice"),
+        (b'[{"name": "\\ud800"}]', "lone surrogates"),
+    ],
+)
+def test_the_whole_list_is_checked_before_anything_is_written(tmp_path, capsys, content, said):
+    assert said in refused(tmp_path, capsys, content)
+
+
+def test_a_list_and_a_grid_are_two_sweeps(tmp_path, capsys):
+    assert "--seeds" in refused(tmp_path, capsys, [{"seed": 1}], "--seeds", "0,1")
+    assert main(["sweep", *QUICK, "--seeds", ",", "--out", str(tmp_path / "out")]) == 2
+    assert "at least one value" in capsys.readouterr().err
+
+
+def test_names_are_no_markup(tmp_path, capsys):
+    file = tmp_path / "list.json"
+    file.write_text(json.dumps([{"name": "[bold]a [b] $(x)"}]))
+    assert main(["sweep", *QUICK, "--list", str(file), "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "[bold]a [b] $(x): epoch 1 of 1" in out

@@ -239,7 +239,7 @@ def test_masks_that_never_revive_leave_one_panel_empty(tmp_path: Path) -> None:
         ("config.json", '"dataset"', '"data"', "field 'dataset' is missing"),
         ("config.json", '"seed": 0', '"seed": true', "field 'seed' should be a whole number, not True"),
         ("summary.json", '"top1_last"', '"top2"', "field 'top1_last' is missing"),
-        ("summary.json", '"kept": 100}', '"kept": "x"}', "field 'kept' should be a whole number"),
+        ("summary.json", '"kept": 100}', '"kept": "x"}', ".kept' should be a whole number"),
         ("metrics.jsonl line 2", '"epoch": 2', '"epoch": 5', "epoch 5 stands where epoch 2 should"),
         ("metrics.jsonl line 3", '"top1_super": 7', '"top1_super": NaN, "x": 7', "should be a finite number"),
         ("metrics.jsonl line 1", "[[10, 30, 61]]", "[[10, 30]]", "should be [step, revived, dropped]"),
@@ -365,7 +365,8 @@ def test_without_the_extra_the_table_is_printed_and_the_extra_is_named(package: 
 def test_a_page_is_the_same_in_markdown_and_html() -> None:
     row = TableRow(("a|b", "<i>"), "missing")
     blocks = [Heading("Title & more", 1), Paragraph("Run `a<b` **now**."), Table(("X", "Y"), (row,))]
-    assert markdown(blocks) == "# Title & more\n\nRun `a<b` **now**.\n\n| X | Y |\n| --- | --- |\n| a\\|b | <i> |\n"
+    table = "| X | Y |\n| --- | --- |\n| a\\|b | &lt;i&gt; |\n"
+    assert markdown(blocks) == f"# Title & more\n\nRun `a<b` **now**.\n\n{table}"
     page = html("Title", blocks)
     assert "<h1>Title &amp; more</h1>" in page and "<p>Run <code>a&lt;b</code> <b>now</b>.</p>" in page
     assert '<tr class="missing">' in page and "<td>a|b</td>" in page and "<td>&lt;i&gt;</td>" in page

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -453,6 +455,62 @@ def test_an_altered_record_is_named(trained, tmp_path, tiny_table):
     assert named > 20
 
 
+STRANGE = [
+    None,
+    True,
+    -1,
+    2.5,
+    1e308,
+    math.nan,
+    10**18,
+    "x",
+    "<img src=x>[a](b)|`_",
+    "\\ud800",
+    [],
+    [[1]],
+    {},
+    {"a": []},
+]
+
+
+def test_a_record_of_strange_values_is_named_or_shown_as_text(trained, tmp_path, tiny_table):
+    """Whatever stands in one of its fields: one line with its name, or a page without markup; never a traceback."""
+    out, docs = tmp_path / "copy", tmp_path / "docs"
+    shutil.copytree(trained, out, ignore=shutil.ignore_patterns("runs"))
+    file = CellRun(DPF, 0, out).record
+    whole = json.loads(file.read_text())
+    every = [path for path in paths(whole) if path[0] != "layers"]
+    for path, value in zip(every, itertools.cycle(STRANGE), strict=False):
+        raw = json.loads(json.dumps(whole))
+        inner = raw
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+        file.write_text(json.dumps(raw).replace("\\\\ud800", "\\ud800"))
+        try:
+            records.read(file)
+        except UserError as error:
+            assert str(file) in str(error) and "\n" not in str(error)
+            continue
+        report.build(out, docs, EPOCHS)
+        assert "<img" not in (docs / "results.md").read_text() + (docs / "results.html").read_text()
+
+
+def test_notes_and_hardware_of_a_record_are_no_markup(trained, tmp_path, tiny_table):
+    out = tmp_path / "copy"
+    shutil.copytree(trained, out, ignore=shutil.ignore_patterns("runs"))
+    file = CellRun(DPF, 0, out).record
+    raw = json.loads(file.read_text())
+    raw["summary"]["notes"] = ["<script>x</script> ![i](j) a|b `c` **d**\n# e"]
+    raw["sessions"][0]["environment"]["cpu"] = "<b>fast</b>"
+    file.write_text(json.dumps(raw))
+    report.build(out, tmp_path, EPOCHS)
+    text = (tmp_path / "results.md").read_text()
+    assert "Ours: &lt;script&gt;x&lt;/script&gt; !\\[i\\](j) a\\|b \\`c\\` \\*\\*d\\*\\* # e." in text
+    assert "&lt;b&gt;fast&lt;/b&gt;" in text
+    assert "<b>fast" not in (tmp_path / "results.html").read_text()
+
+
 def test_a_copy_or_other_settings_do_not_count(trained, tmp_path, tiny_table):
     out, docs = tmp_path / "copy", tmp_path / "docs"
     shutil.copytree(trained, out, ignore=shutil.ignore_patterns("runs"))
@@ -521,7 +579,7 @@ def test_findings_are_shown_beside_the_cell(trained, tiny_table, tmp_path):
     shutil.copytree(trained, out)
     (out / "findings.json").write_text(json.dumps({DPF.id: "The masks moved | <late>."}))
     report.build(out, tmp_path, EPOCHS)
-    assert "The masks moved \\| <late>." in (tmp_path / "results.md").read_text()
+    assert "The masks moved \\| &lt;late&gt;." in (tmp_path / "results.md").read_text()
     assert "The masks moved | &lt;late&gt;." in (tmp_path / "results.html").read_text()
     (out / "findings.json").write_text(json.dumps({"digits/resnet8-digits/dpf-0.91": "?"}))
     with pytest.raises(UserError, match=re.escape("digits/resnet8-digits/dpf-0.9'")):

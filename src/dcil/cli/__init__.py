@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
+from dcil.cli import streams
 from dcil.errors import UserError, unknown
 
 #: Command -> its module in dcil.cli, imported when it is run, and its help text.
@@ -28,21 +29,42 @@ EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
-    words = sys.argv[1:] if words is None else words
+    streams.prepare()
+    code = attempt(sys.argv[1:] if words is None else words)
+    error = streams.flush()
+    if error is None or code:
+        return code
+    if not isinstance(error, BrokenPipeError):  # a reader such as head may stop reading
+        streams.complain(f"standard output: {error.strerror}")
+    return EXIT_FAILED
+
+
+def attempt(words: Sequence[str]) -> int:
+    """Run a command; what is wrong with its input or the machine becomes one line and an exit code."""
     try:
         return run(words)
     except UserError as error:
-        sys.stderr.write(f"dcil: {' '.join(str(error).split())}\n")
+        streams.complain(str(error))
         return error.exit_code
+    except BrokenPipeError:  # the reader of standard output has closed it
+        streams.discard(sys.stdout)
+        return EXIT_FAILED
     except OSError as error:
-        if isinstance(error, BrokenPipeError):  # the reader of standard output has closed it
-            sys.stderr.close()
-            return EXIT_FAILED
-        sys.stderr.write(f"dcil: {error.filename or ''}: {error.strerror or error}\n")
+        # What writes to files names them, so an error without a name is most likely the output's.
+        where = "standard output" if error.filename is None else error.filename
+        streams.complain(f"{where}: {error.strerror or error}")
         return EXIT_WRONG_INPUT
+    except MemoryError:
+        streams.complain("out of memory; a smaller --batch or model needs less")
+        return EXIT_FAILED
+    except RecursionError:
+        streams.complain("the model, or a file, is nested too deeply to be read; choose a smaller one")
+        return EXIT_FAILED
     except KeyboardInterrupt:
-        sys.stderr.write("dcil: interrupted\n")
+        streams.complain("interrupted")
         return EXIT_INTERRUPTED
+    except SystemExit as stop:  # argparse after --help, rich after a broken pipe
+        return stop.code if isinstance(stop.code, int) else EXIT_FAILED if stop.code else 0
 
 
 def run(words: Sequence[str]) -> int:

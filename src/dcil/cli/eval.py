@@ -13,18 +13,20 @@ from rich.table import Table
 from torch import nn
 
 from dcil import SparseNet, data
-from dcil.cli.parser import Parser, device, say
+from dcil.cli.parser import Parser, device, say, utf8_path
 from dcil.data import Batches
 from dcil.engine.evaluate import evaluate
+from dcil.errors import UserError
 from dcil.export.sparse import entropy_bound
 from dcil.runs.cost import Cost, measure_cost
+from dcil.runs.printable import quoted
 from dcil.train import RunFolder
 from dcil.train.restore import config_of, load_net
 
 
 def main(words: Sequence[str]) -> int:
     parser = Parser("dcil eval", __doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run", type=utf8_path, metavar="RUN", help="run folder")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="folder of the data sets")
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
     help = "print a row for every layer (default)"
@@ -32,10 +34,16 @@ def main(words: Sequence[str]) -> int:
     args = parser.parse(words)
     folder = RunFolder(args.run)
     net, config = load_net(folder), config_of(folder)
-    shape = folder.record()["shape"]
+    dataset = data.load(config.dataset, args.data_dir)
+    trained_on = folder.record()["classes"], tuple(folder.record()["shape"])
+    if trained_on != (dataset.classes, tuple(dataset.shape)):
+        raise UserError(
+            f"{args.run} was trained on {trained_on[0]} classes of images {trained_on[1]}, {config.dataset} has "
+            f"{dataset.classes} of {dataset.shape}; give the --data-dir that it was trained with"
+        )
     model = finished(folder, net)
-    cost = measure_cost(model, torch.zeros(1, *shape))
-    batches = data.load(config.dataset, args.data_dir).loader(256, args.device, config.seed)
+    cost = measure_cost(model, torch.zeros(1, *dataset.shape))
+    batches = dataset.loader(256, args.device, config.seed)
     console = Console()
     if args.layers:
         console.print(layer_table(cost))
@@ -49,7 +57,7 @@ def finished(folder: RunFolder, net: SparseNet) -> nn.Module:
     """Finalize the network; print a note if the run is not complete or a layer has lost every weight."""
     if folder.summary() is None:
         epochs, total = net.steps_done // net.method.epoch_steps, config_of(folder).total_epochs
-        resume = f"dcil train --resume --out {folder.path}"
+        resume = f"dcil train --resume --out {quoted(folder.path)}"
         say(f"note: {folder.path} ends at epoch {epochs} of {total}; {resume} continues it")
     for name in net.empty_layers():
         say(f"note: layer {name} has lost every weight: its output is constant")

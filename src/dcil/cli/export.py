@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -21,7 +20,7 @@ from torch import nn
 
 from dcil import SparseNet
 from dcil.cli.eval import cost_table, finished, layer_table
-from dcil.cli.parser import Parser, say, whole
+from dcil.cli.parser import Parser, say, utf8_path, whole
 from dcil.errors import UserError
 from dcil.export import BLOCKS, FORMATS, PROGRAMS, Compact, Written, check_options, check_target, compact, export
 from dcil.export.semi import coverage
@@ -36,9 +35,9 @@ OF_THE_RUN = ("config.json", "metrics.jsonl", "checkpoint.safetensors", "checkpo
 def main(words: Sequence[str]) -> int:
     parser = Parser("dcil export", __doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run", type=utf8_path, metavar="RUN", help="run folder")
     parser.add_argument("--to", required=True, metavar="FORMAT", help=", ".join([*FORMATS, *PROGRAMS]))
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the file to write")
+    parser.add_argument("--out", required=True, type=utf8_path, metavar="FILE", help="the file to write")
     parser.add_argument("--dtype", default=None, help=f"fp32 (default), fp16, bf16; fp32 only: {', '.join(PROGRAMS)}")
     parser.add_argument("--compact", action="store_true", help="with --to onnx: write the compact network")
     parser.add_argument("--block", type=whole, default=None, help="compact: channels in multiples of it (1; onnx: 8)")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import torch
 
 from dcil.errors import UserError, unknown
+from dcil.runs.printable import printable
 
 T = TypeVar("T")
 
@@ -35,7 +37,14 @@ class Parser(argparse.ArgumentParser):
 
 def say(text: str) -> None:
     """Print one line to standard output."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(printable(text) + "\n")
+
+
+def utf8_path(text: str) -> Path:
+    """Read the path of a file or folder of weights: safetensors opens no path that is not UTF-8."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise argparse.ArgumentTypeError(f"must be a path in UTF-8, got {text!r}")
+    return Path(text)
 
 
 def whole(text: str) -> int:

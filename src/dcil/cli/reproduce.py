@@ -18,7 +18,8 @@ from pathlib import Path
 from rich.console import Console
 
 from dcil import data
-from dcil.cli.parser import Parser, device, epochs, positive, say, up_to
+from dcil.cli.parser import Parser, device, epochs, positive, say, up_to, utf8_path
+from dcil.cli.streams import complain
 from dcil.cli.train import add_engine_options, engine_settings
 from dcil.engine.process_group import require_single_process
 from dcil.errors import UserError
@@ -67,7 +68,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--seeds", type=up_to(1000), default=3, metavar="N", help="runs per cell, seeds 0 to N-1 (3)")
     parser.add_argument("--budget", type=seconds, metavar="TIME", help="time limit such as 25m, 2h or 90s")
     parser.add_argument("--parallel", type=up_to(64), metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
-    parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="folder of records (results)")
+    parser.add_argument(
+        "--out", type=utf8_path, default=Path("results"), metavar="DIR", help="folder of records (results)"
+    )
     parser.add_argument("--docs", type=Path, metavar="DIR", help="folder that --report writes to (docs)")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="folder of the data sets")
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
@@ -132,7 +135,7 @@ def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
     done = sum(run.done for run in runs)
     say(f"{done} of {len(runs)} runs are recorded" + ("" if done == len(runs) else "; the same command resumes"))
     for label, reason in failures.items():
-        sys.stderr.write(f"dcil: {label} failed: {reason}\n")
+        complain(f"{label} failed: {reason}")
     return 1 if failures else 0
 
 

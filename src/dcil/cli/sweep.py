@@ -4,7 +4,6 @@ Each run has its own folder below --out. The same command resumes stopped runs."
 
 from __future__ import annotations
 
-import sys
 import threading
 import typing
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from rich.console import Console
 from dcil import data
 from dcil.cli import report
 from dcil.cli.parser import Parser, say, up_to
+from dcil.cli.streams import complain
 from dcil.cli.train import add_options, engine_settings, options_of
 from dcil.engine import EngineSettings
 from dcil.engine.process_group import require_single_process
@@ -29,7 +29,7 @@ from dcil.train.memory import keep_freed_memory
 from dcil.train.method_settings import parse_value
 from dcil.train.parallel import GPU_RUNS, Stopped, run_jobs, runs_at_once
 from dcil.train.plan import PlannedRun
-from dcil.train.sweep import grid, plan_sweep, read_list
+from dcil.train.sweep import REPORT, grid, plan_sweep, read_list
 
 #: Option -> the field of the config that it lists values for.
 AXES = {"models": "model", "methods": "method", "sparsities": "sparsity", "seeds": "seed"}
@@ -46,7 +46,11 @@ def main(words: Sequence[str]) -> int:
     args = parser.parse(words)
     if args.out is None:
         raise UserError("--out is missing: the folder for the runs")
-    axes = {field: values(option, text) for option, field in AXES.items() if (text := getattr(args, option))}
+    axes = {
+        field: values(option, text) for option, field in AXES.items() if (text := getattr(args, option)) is not None
+    }
+    if axes and args.list:
+        raise UserError(f"--list names every run; give it or --{next(o for o, f in AXES.items() if f in axes)}")
     wanted = read_list(args.list) if args.list else grid(axes)
     runs = plan_sweep(args.out, [options_of(args) | one for one in wanted], args.recipe)
     at_once = runs_at_once(args.parallel, args.device)
@@ -55,10 +59,10 @@ def main(words: Sequence[str]) -> int:
     failures = execute(Console(), runs, at_once, args.data_dir, args.device, settings)
     done = [run.folder.path for run in runs if run.folder.summary() is not None]
     if done:
-        report.show(done, args.out / "report.html")
+        report.show(done, args.out / REPORT)
     say(f"{len(done)} of {len(runs)} runs are complete")
     for name, reason in failures.items():
-        sys.stderr.write(f"dcil: {name} failed: {reason}\n")
+        complain(f"{name} failed: {reason}")
     return 1 if failures else 0
 
 
@@ -66,9 +70,12 @@ def values(option: str, text: str) -> list[Any]:
     """Read the comma-separated values of one axis of the grid."""
     kind = typing.get_type_hints(Config)[AXES[option]]
     try:
-        return [parse_value(kind, word) for word in text.split(",") if word]
+        found = [parse_value(kind, word) for word in text.split(",") if word]
     except ValueError as error:
         raise UserError(f"--{option}: each {error}") from None
+    if not found:
+        raise UserError(f"--{option} must have at least one value, got {text!r}")
+    return found
 
 
 def execute(

@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 from dcil import METHODS
 from dcil.cli import report
-from dcil.cli.parser import Parser, device, pair, say
+from dcil.cli.parser import Parser, device, pair, say, utf8_path
 from dcil.engine.settings import ENGINES, PRECISIONS, EngineSettings
+from dcil.runs.printable import printable, quoted
 from dcil.runs.progress import progress_bar
 from dcil.train import Config, ProcessGroup, train
 from dcil.train.memory import keep_freed_memory
@@ -80,7 +82,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--set", dest="settings", type=pair, action="append", default=argparse.SUPPRESS, metavar="N=V", help=settings
     )
-    parser.add_argument("--out", type=Path, metavar="RUN", help="run folder; with several runs their parent folder")
+    parser.add_argument(
+        "--out", type=utf8_path, metavar="RUN", help="run folder; with several runs their parent folder"
+    )
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="folder of the data sets")
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out")
@@ -132,16 +136,17 @@ def train_one(
         with progress_bar(console, f"{label:12}", config.total_epochs) as progress:
             summary = train(config, run.folder, data_dir, device, progress, settings, group=group)
     except KeyboardInterrupt:
-        console.print(f"[bold]stopped[/]; to continue: the same command with --resume (run: {run.folder.path})")
+        where = escape(printable(str(run.folder.path)))
+        console.print(f"[bold]stopped[/]; to continue: the same command with --resume (run: {where})")
         raise
     for note in summary.get("notes", []):
-        console.print(f"note: {note}", highlight=False)
+        say(f"note: {note}")
 
 
 def finish(base: Path, runs: Sequence[Path]) -> None:
     """Print the table, write the report, and name the next commands."""
     report.show(runs, base / "report.html")
-    say(f"runs:   {', '.join(map(str, runs))}")
-    shown = next((run for run in runs if run.name == "dcil"), runs[-1])
+    say(f"runs:   {', '.join(map(quoted, runs))}")
+    shown = quoted(next((run for run in runs if run.name == "dcil"), runs[-1]))
     say(f"next:   dcil eval {shown}")
     say(f"        dcil export {shown} --to safetensors --out pnet.safetensors")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -102,8 +103,15 @@ def _markdown(block: MarkdownBlock) -> str:
         return block.text
     if isinstance(block, Picture):
         return f"![{block.title}]({block.file})\n\n*{block.caption}*"
-    lines = [block.headings, ("---",) * len(block.headings), *(row.texts for row in block.rows)]
-    return "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') or ' ' for text in line)} |" for line in lines)
+    lines = [[_plain(text) for text in line] for line in (block.headings, *(row.texts for row in block.rows))]
+    lines.insert(1, ["---"] * len(block.headings))
+    return "\n".join(f"| {' | '.join(text or ' ' for text in line)} |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """Escape what Markdown would take as markup in the text of a table's cell."""
+    text = escape(" ".join(text.split()), quote=False)
+    return re.sub(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", text)
 
 
 def html(title: str, blocks: Sequence[Block]) -> str:
@@ -122,7 +130,7 @@ def html(title: str, blocks: Sequence[Block]) -> str:
 
 def _inline(text: str) -> Markup:
     """Escape text, then mark up its `code` and **bold**."""
-    from markupsafe import Markup, escape
+    from markupsafe import Markup
 
-    coded = re.sub("`(.*?)`", r"<code>\1</code>", str(escape(text)))
+    coded = re.sub("`(.*?)`", r"<code>\1</code>", escape(text))
     return Markup(re.sub(r"\*\*(.*?)\*\*", r"<b>\1</b>", coded))

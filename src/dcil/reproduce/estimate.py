@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterable
 from functools import cache
@@ -10,6 +11,8 @@ from typing import NamedTuple
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.records import Record
 from dcil.reproduce.session import CellRun
+from dcil.runs.damage import naming_file
+from dcil.runs.json_file import read_bytes
 from dcil.train import Config
 
 #: Milliseconds of a dense step, one run alone on an H200 in bf16; rough, used until there are records.
@@ -75,7 +78,8 @@ class Estimate:
         """Return the seconds from the present state of a run to its end."""
         config = cached_config(run.cell, run.epochs)
         file = run.folder.path / "metrics.jsonl"
-        done = file.read_bytes().count(b"\n") if file.exists() else 0
+        with naming_file(file):
+            done = read_bytes(file).count(b"\n") if os.path.lexists(file) else 0
         return self._epoch_seconds(run.cell, config) * max(0, config.total_epochs - done)
 
     def seconds_per_epoch(self, run: CellRun) -> float:

@@ -15,6 +15,7 @@ from dcil.reproduce import records
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.pool import Budget
 from dcil.reproduce.probe import top1
+from dcil.reproduce.record_fields import TRACE
 from dcil.reproduce.session import CellRun, RunOptions, keep_checkpoint, resume_run, snapshot
 from dcil.runs.environment import environment
 from dcil.runs.progress import Progress
@@ -127,12 +128,9 @@ def train_to_epoch(trace: IterationTrace, options: RunOptions, budget: Budget, p
 def read(file: Path) -> dict[str, Any]:
     """Read and check an iteration trace."""
     with records.naming_record(file):
-        trace = records.read_json(file, FORMAT)
-        if len(trace["top1"]) < 1:
-            raise ValueError("it must have at least one iteration")
+        trace = records.read_json(file, FORMAT, TRACE)
         if not all(1 <= step <= len(trace["top1"]) for step, _, _ in trace["updates"]):
             raise ValueError("its mask changes must be within its iterations")
-        _ = str(trace["cell"]), int(trace["seed"]), int(trace["epoch"]), trace["config"]["method"]["epoch_steps"]
         return trace
 
 

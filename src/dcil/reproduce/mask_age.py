@@ -23,9 +23,10 @@ def blocks(ours: Measurements, cells: Sequence[Cell]) -> list[MarkdownBlock]:
     """Return the section of the results page."""
     rows = []
     for cell in cells:
-        pairs = [pair for record in ours.records_of(cell) for pair in by_age(record)]
-        if pairs:
-            every = ours.records_of(cell)[0].raw["config"]["method"]["every"]
+        records = [record for record in ours.records_of(cell) if by_age(record)]
+        if records:
+            pairs = [pair for record in records for pair in by_age(record)]
+            every = records[0].raw["config"]["method"]["every"]
             means = [mean(top1 for age, top1 in pairs if low <= age / every < high) for low, high in CLASSES]
             rows.append(TableRow((cell.id, str(every), *means, str(pairs[-1][0]))))
     headings = ("Cell", "Steps from change to change", "First eighth", "Second eighth", "Second quarter", "Second half")

@@ -6,6 +6,9 @@ The probe changes nothing in the training, and synchronises with the device only
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,16 @@ from dcil.data import Batches
 from dcil.engine import PROCESS_LOCK, EngineSettings
 from dcil.engine.eager import autocast
 from dcil.engine.evaluate import Evaluation, large_test_batches
+from dcil.reproduce.record_fields import LIFETIMES, OBSERVED
 from dcil.runs.atomic import write_atomically
+from dcil.runs.damage import CONTENT_ERRORS, naming_file
+from dcil.runs.json_file import parse_object
 
 EVERY = 5  # epochs between updates whose effect on the accuracy is measured: two evaluations each
-EDGES = [2**k for k in range(1, 24)]  # lifetimes are counted in classes of steps: 1, 2-3, 4-7, …
+EDGES = LIFETIMES[1:]
 NEVER = -1
+#: What reading a file of the probe raises when it was altered or cut short.
+FILE_ERRORS = (SafetensorError, RuntimeError, *CONTENT_ERRORS)
 
 
 class MaskProbe:
@@ -92,7 +100,7 @@ class MaskProbe:
             "stays": None
             if not self.complete
             else {
-                "at_least": [1, *EDGES],
+                "at_least": LIFETIMES,
                 "ended": self.lifetimes.tolist(),
                 "steps_stayed": self.steps_stayed.item(),
                 "still_there": int((self.revived_at != NEVER).sum()),
@@ -110,23 +118,23 @@ class MaskProbe:
         }
         header = {"found": json.dumps(self.observations())}
         write_atomically(file_at(folder, epoch), lambda draft: save_file(tensors, draft, header))
-        for old in sorted(folder.glob("watch-*.safetensors"), key=epoch_of)[:-2]:
+        for old in saved_files(folder)[:-2]:
             old.unlink()
 
     def restore(self, folder: Path, epoch: int) -> None:
         """Restore the state after ``epoch`` epochs; without its file, lifetimes are recorded as unknown."""
-        for newer in folder.glob("watch-*.safetensors"):
+        for newer in saved_files(folder):
             if epoch_of(newer) > epoch:
                 newer.unlink()
         if epoch == 0:
             return
         try:
-            with safe_open(file_at(folder, epoch), "pt") as opened:
+            with opened_file(folder, epoch) as opened:
                 self.revived_at.copy_(opened.get_tensor("born"))
                 self.lifetimes.copy_(opened.get_tensor("stays"))
                 self.steps_stayed.copy_(opened.get_tensor("steps_stayed"))
-                observed = json.loads(opened.metadata()["found"])
-        except (OSError, SafetensorError):
+                observed = parse_observations(opened.metadata())
+        except (OSError, *FILE_ERRORS):
             self.complete = False
             return
         self.complete = observed["stays"] is not None
@@ -141,13 +149,35 @@ def epoch_of(file: Path) -> int:
     return int(file.stem.removeprefix("watch-"))
 
 
+def saved_files(folder: Path) -> list[Path]:
+    """Return the files of the probe in the order of their epochs."""
+    return sorted((file for file in folder.glob("watch-*.safetensors") if file.stem[6:].isdecimal()), key=epoch_of)
+
+
+@contextmanager
+def opened_file(folder: Path, epoch: int) -> Iterator[Any]:
+    """Open the file of an epoch, which must be a regular one: opening a pipe would wait for ever."""
+    file = file_at(folder, epoch)
+    if file.exists() and not file.is_file():
+        raise ValueError("not a regular file")
+    with safe_open(file, "pt") as opened:
+        yield opened
+
+
+def parse_observations(header: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return what a file's header says was observed."""
+    observed = parse_object((header or {})["found"])
+    OBSERVED(observed, "")
+    return observed
+
+
 def read_observations(folder: Path, epoch: int) -> dict[str, Any] | None:
     """Read what the probe of a run had observed after ``epoch`` epochs, None if there was no probe."""
-    if not file_at(folder, epoch).exists():
+    file = file_at(folder, epoch)
+    if not os.path.lexists(file):
         return None
-    with safe_open(file_at(folder, epoch), "pt") as opened:
-        observed: dict[str, Any] = json.loads(opened.metadata()["found"])
-    return observed
+    with naming_file(file, "remove it to do without", FILE_ERRORS), opened_file(folder, epoch) as opened:
+        return parse_observations(opened.metadata())
 
 
 def top1(net: SparseNet, loader: Batches, settings: EngineSettings) -> Tensor:

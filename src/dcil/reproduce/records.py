@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import statistics
 import subprocess
 from contextlib import AbstractContextManager, suppress
@@ -15,9 +16,12 @@ from typing import Any
 import dcil
 from dcil import data
 from dcil.reproduce.probe import read_observations
+from dcil.reproduce.record_fields import EPOCH_COLUMNS, RECORD, SESSION
 from dcil.runs.atomic import write_text
-from dcil.runs.damage import CONTENT_ERRORS, naming_file
+from dcil.runs.damage import naming_file
 from dcil.runs.environment import hardware
+from dcil.runs.json_file import parse_object, read_bytes, read_text
+from dcil.runs.schema import Check
 from dcil.runs.summary import best_epoch
 from dcil.train import RunFolder
 
@@ -74,19 +78,24 @@ def from_run_folder(folder: RunFolder, cell: str, trial: int | None) -> dict[str
 def append_session(folder: Path, done: int, **more: Any) -> None:
     """Append a session: after how many epochs it began, code version, environment and runs at once."""
     file = folder / SESSIONS
-    torn = file.exists() and not file.read_bytes().endswith(b"\n")
+    with naming_file(file, "remove it"):
+        torn = os.path.lexists(file) and not read_bytes(file).endswith(b"\n")
     with file.open("a", encoding="utf-8") as opened:
         opened.write("\n" * torn + json.dumps({"after": done, "code": code_version(), **more}) + "\n")
 
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
     """Return the sessions of a run, without a line that a kill cut short; none for runs of other commands."""
+    file = folder / SESSIONS
     sessions: list[dict[str, Any]] = []
-    if not (folder / SESSIONS).exists():
+    if not os.path.lexists(file):
         return sessions
-    for line in (folder / SESSIONS).read_text(encoding="utf-8").splitlines():
-        with suppress(json.JSONDecodeError):
-            sessions.append(json.loads(line))
+    with naming_file(file, "remove it"):
+        lines = read_text(file).split("\n")
+        for line in lines:
+            with suppress(json.JSONDecodeError):
+                sessions.append(parse_object(line))
+                SESSION(sessions[-1], "")
     return sessions
 
 
@@ -143,42 +152,44 @@ class Record:
 
     def seconds_per_epoch(self) -> dict[tuple[str, int], float]:
         """Map (hardware, runs at once) to the median seconds per epoch."""
-        sessions = [(int(s["after"]), s) for s in self.raw["sessions"]]
+        sessions = [(s["after"], s) for s in self.raw["sessions"]]
         seconds = self.column("seconds")
         measured: dict[tuple[str, int], list[float]] = {}
         for (first, session), (end, _) in zip(sessions, [*sessions[1:], (len(seconds), None)], strict=False):
             where = hardware(session["environment"])
             # The first epoch of a session includes the recording of its graphs.
             measured.setdefault((where, session["at_once"]), []).extend(seconds[first + 1 : end] or seconds[first:end])
-        return {key: statistics.median(values) for key, values in measured.items() if values}
+        medians = {key: statistics.median(values) for key, values in measured.items() if values}
+        return {key: seconds for key, seconds in medians.items() if seconds > 0}
 
 
 def naming_record(path: Path) -> AbstractContextManager[None]:
-    """Name ``path`` in one line if its contents are wrong, also where numbers in it cannot be computed with."""
-    return naming_file(path, "restore it", (*CONTENT_ERRORS, AttributeError, ArithmeticError))
+    """Name ``path`` in one line if its contents are wrong."""
+    return naming_file(path, "restore it")
 
 
-def read_json(path: Path, format_name: str) -> dict[str, Any]:
+def read_json(path: Path, format_name: str, check: Check) -> dict[str, Any]:
     """Read a JSON object of the given format."""
-    raw = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(raw, dict) or raw.get("format") != format_name:
+    raw = parse_object(read_text(path))
+    if raw.get("format") != format_name:
         raise ValueError(f"its format must be {format_name!r}")
+    check(raw, "")
     return raw
 
 
 def read(path: Path) -> Record:
     """Read and check a record."""
     with naming_record(path):
-        raw = read_json(path, FORMAT)
-        record = Record(path, str(raw["cell"]), int(raw["config"]["seed"]), raw)
-        if path.parts[-3:] != Path(f"{record.cell}-seed{record.seed}.json").parts:
+        raw = read_json(path, FORMAT, RECORD)
+        record = Record(path, raw["cell"], raw["config"]["seed"], raw)
+        if "/".join(path.parts[-3:]) != f"{record.cell}-seed{record.seed}.json":
             raise ValueError(f"it holds {record.cell}-seed{record.seed}")
-        epochs = int(raw["config"]["total_epochs"])
-        for name in (*COLUMNS, "updates", "revived", "dropped"):
-            if len(record.column(name)) != epochs:
-                raise ValueError(f"column {name} must have {epochs} epochs, has {len(record.column(name))}")
-        _ = record.last, record.best, record.best_top5, record.std, record.seconds_per_epoch()
-        raw["stays"] is None or raw["stays"]["ended"], raw["around_changes"], raw["layers"], raw["environment"]
+        epochs: int = raw["config"]["total_epochs"]
+        for name, column in raw["epochs"].items():
+            if name in EPOCH_COLUMNS and len(column) != epochs:
+                raise ValueError(f"column {name} must have {epochs} epochs, has {len(column)}")
+        if any(session["after"] > epochs for session in raw["sessions"]):
+            raise ValueError(f"its sessions must begin within its {epochs} epochs")
         return record
 
 

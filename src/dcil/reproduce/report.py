@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +15,11 @@ from dcil.reproduce import iterations, records, sections, tables
 from dcil.reproduce.comparison import COLUMNS, ComparisonRow, Measurements, comparison_rows
 from dcil.reproduce.matching import matches_recipe
 from dcil.reproduce.paper import PrintedNumber
+from dcil.reproduce.record_fields import FINDINGS
 from dcil.reproduce.records import Record
 from dcil.runs.atomic import write_text
 from dcil.runs.environment import hardware
+from dcil.runs.json_file import parse_object, read_text
 
 TITLE = "The paper's tables, reproduced"
 TABLE_TITLES = {
@@ -58,15 +60,7 @@ def build(out: Path, docs: Path, trial: int | None = None) -> list[Path]:
     found, traces = records.read_all(out), iterations.read_all(out)
     if not found and not traces:
         raise UserError(f"--out must hold at least one record, {out} holds none; dcil reproduce TABLE trains them")
-    try:
-        blocks = contents(found, traces, read_findings(out), trial)
-    except UserError:
-        raise
-    except Exception:
-        for record in found:  # name the record whose values are impossible
-            with records.naming_record(record.path):
-                contents([record], [], {}, trial)
-        raise
+    blocks = contents(found, traces, read_findings(out), trial)
     files = {"results.md": markdown(blocks), "results.html": html(TITLE, blocks)}
     files |= {block.file: block.file_text for block in blocks if isinstance(block, Picture)}
     for kind in ("flips", "iterations"):
@@ -81,14 +75,15 @@ def build(out: Path, docs: Path, trial: int | None = None) -> list[Path]:
 def read_findings(out: Path) -> dict[str, str]:
     """Read findings.json: a remark per cell."""
     file = out / "findings.json"
-    if not file.exists():
+    if not os.path.lexists(file):
         return {}
     with records.naming_record(file):
-        findings = {cell: " ".join(text.split()) for cell, text in json.loads(file.read_text(encoding="utf-8")).items()}
+        findings = parse_object(read_text(file))
+        FINDINGS(findings, "findings")
     for cell in findings:
         if cell not in tables.all_cells():
             raise unknown(f"cell in {file}", cell, tables.all_cells(), nearest_only=True)
-    return findings
+    return {cell: " ".join(text.split()) for cell, text in findings.items()}
 
 
 def contents(

@@ -32,10 +32,10 @@ def progress_bars(console: Console, runs: Sequence[tuple[str, int]]) -> Iterator
     from rich.progress import Progress as Bars
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[newest]}"),
+        TextColumn("{task.fields[newest]}", markup=False),
         TimeRemainingColumn(compact=True),
     )
     with Bars(*columns, console=console) as bars:
@@ -63,7 +63,7 @@ def progress_lines(console: Console, label: str, epochs: int) -> Progress:
 
     def report(epoch: int, part: float, row: dict[str, Any] | None) -> None:
         if row is not None and (epoch % every == 0 or epoch == epochs):
-            console.print(f"{label}: epoch {epoch} of {epochs}: {describe(row)}", highlight=False)
+            console.print(f"{label}: epoch {epoch} of {epochs}: {describe(row)}", highlight=False, markup=False)
 
     return report
 

@@ -6,20 +6,18 @@ as a ``RecordedRun``. Whatever is wrong with a file is a UserError in one line t
 
 from __future__ import annotations
 
-import json
-import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from dcil.errors import UserError
 from dcil.runs.damage import ANEW, UnreadableFile, naming_file
+from dcil.runs.json_file import parse_object, read_text
+from dcil.runs.printable import printable
+from dcil.runs.run_fields import CONFIG, EPOCH, SUMMARY, TO_SUMMARISE
 from dcil.runs.summary import Summary, summarise
-
-T = TypeVar("T")
-#: How an error names the type that a field must have.
-KINDS = {str: "a string", int: "a whole number", float: "a finite number", dict: "an object", list: "a list"}
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def read_run(folder: Path) -> RecordedRun:
     method = config["method"]
     run = RecordedRun(
         folder=folder,
-        label=folder.resolve().name,
+        label=printable(folder.resolve().name),
         dataset=config["dataset"],
         model=config["model"],
         method=method["name"],
@@ -130,118 +128,91 @@ def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
     unique: dict[Path, Path] = {}
     for folder in folders:
         unique.setdefault(Path(folder).resolve(), Path(folder))
-    return [replace(read_run(given), label=_shortest(path, list(unique))) for path, given in unique.items()]
+    return [replace(read_run(given), label=printable(_shortest(path, list(unique)))) for path, given in unique.items()]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read config.json: the config, the resolved method, ``classes`` and image ``shape``."""
     file = folder / "config.json"
-    if not file.is_file():
+    if not os.path.lexists(file):
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     with naming_file(file):
-        config = _loads(file.read_text(encoding="utf-8"))
-        kinds = {"dataset": str, "model": str, "seed": int, "total_epochs": int, "classes": int, "shape": list}
-        for key, kind in kinds.items():
-            _field(config, key, kind)
-        method = _field(config, "method", dict)
-        _field(method, "name", str), _field(method, "steps", int)
+        config = parse_object(read_text(file))
+        CONFIG(config, "")
         return config
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """Read summary.json; None for a run that is not finished."""
     file = folder / "summary.json"
-    if not file.is_file():
+    if not os.path.lexists(file):
         return None
     with naming_file(file):
-        summary = _loads(file.read_text(encoding="utf-8"))
-        _summary_fields(summary)
+        summary = parse_object(read_text(file))
+        SUMMARY(summary, "")
+        for name, counts in [("", summary), *summary["layers"].items()]:
+            if counts["kept"] > counts["weights"]:
+                raise ValueError(f"{name or 'the network'} keeps {counts['kept']} of {counts['weights']} weights")
         return summary
 
 
 def read_metrics(folder: Path, finished: bool = False, epochs: int | None = None) -> tuple[EpochMetrics, ...]:
-    """Read the first ``epochs`` lines of metrics.jsonl, or all.
+    """Read all lines of metrics.jsonl, or the first ``epochs`` of a run that goes on from them.
 
     A line cut short by a kill, or being written at this moment, is dropped unless the run is ``finished``.
     """
     file = folder / "metrics.jsonl"
-    if not finished and not file.exists():
+    if not finished and not os.path.lexists(file):
         return ()
     with naming_file(file):
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = read_text(file).split("\n")
     torn = lines.pop()  # what follows the last newline
     if torn and finished:
         lines.append(torn)
     found: list[EpochMetrics] = []
-    for number, line in enumerate(lines[:epochs], start=1):
-        with naming_file(f"{file} line {number}"):
-            found.append(_epoch(_loads(line)))
-            if found[-1].epoch != number:
-                raise ValueError(f"epoch {found[-1].epoch} stands where epoch {number} should")
+    for line_number, line in enumerate(lines[:epochs], start=1):
+        with naming_file(f"{file} line {line_number}"):
+            found.append(_epoch(parse_object(line)))
+            if epochs is not None:
+                TO_SUMMARISE(found[-1].row, "")
+            if found[-1].epoch != line_number:
+                raise ValueError(f"epoch {found[-1].epoch} stands where epoch {line_number} should")
     if finished and not found:
         raise UnreadableFile(f"{file} has no epoch in it, yet there is a summary.json; {ANEW}")
     return tuple(found)
 
 
-def _loads(text: str) -> dict[str, Any]:
-    record = json.loads(text)
-    if not isinstance(record, dict):
-        raise ValueError("not a JSON object")
-    return record
-
-
-def _field(record: Mapping[str, Any], key: str, kind: type[T]) -> T:
-    """Return ``record[key]``, held to its type: whole numbers pass as floats, booleans never pass as numbers."""
-    value: Any = record[key]
-    if kind is float and type(value) is int:
-        value = float(value)
-    right = type(value) is kind
-    if not right or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(f"field {key!r} should be {KINDS.get(kind, kind.__name__)}, not {repr(value)[:60]}")
-    return cast(T, value)
-
-
-def _epoch(record: Mapping[str, Any]) -> EpochMetrics:
+def _epoch(row: dict[str, Any]) -> EpochMetrics:
+    EPOCH(row, "")
     return EpochMetrics(
-        epoch=_field(record, "epoch", int),
-        sparsity=_field(record, "sparsity", float),
-        top1=_field(record, "top1", float),
-        top1_super=None if record["top1_super"] is None else _field(record, "top1_super", float),
-        seconds=_field(record, "seconds", float),
-        updates=tuple(_update(update) for update in _field(record, "updates", list)),
-        row=record,
+        epoch=row["epoch"],
+        sparsity=float(row["sparsity"]),
+        top1=float(row["top1"]),
+        top1_super=None if row["top1_super"] is None else float(row["top1_super"]),
+        seconds=float(row["seconds"]),
+        updates=tuple(MaskUpdate(*update) for update in row["updates"]),
+        row=row,
     )
 
 
-def _update(entry: Any) -> MaskUpdate:
-    if not isinstance(entry, list) or len(entry) != 3 or any(type(number) is not int for number in entry):
-        raise ValueError(f"an entry of 'updates' should be [step, revived, dropped], not {repr(entry)[:60]}")
-    return MaskUpdate(*entry)
-
-
-def _summary_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+def _summary_fields(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return what summary.json says of a run, by the names of RecordedRun."""
-    layers = _field(record, "layers", dict)
     return {
-        "complete": _field(record, "complete", bool),
+        "complete": summary["complete"],
         "summary": Summary(
-            last=_field(record, "top1_last", float),
-            best=_field(record, "top1_best", float),
-            best_epoch=_field(record, "best_epoch", int),
-            std=_field(record, "std_last_10pct", float),
+            last=float(summary["top1_last"]),
+            best=float(summary["top1_best"]),
+            best_epoch=summary["best_epoch"],
+            std=float(summary["std_last_10pct"]),
         ),
-        "sparsity": _field(record, "sparsity", float),
-        "seconds": _field(record, "seconds", float),
-        "weights": _field(record, "weights", int),
-        "kept": _field(record, "kept", int),
-        "layers": {name: _layer(_field(layers, name, dict)) for name in layers},
-        "environment": {key: str(value) for key, value in _field(record, "environment", dict).items()},
-        "notes": tuple(str(note) for note in record.get("notes") or ()),
+        "sparsity": float(summary["sparsity"]),
+        "seconds": float(summary["seconds"]),
+        "weights": summary["weights"],
+        "kept": summary["kept"],
+        "layers": {name: LayerCount(counts["weights"], counts["kept"]) for name, counts in summary["layers"].items()},
+        "environment": summary["environment"],
+        "notes": tuple(summary.get("notes") or ()),
     }
-
-
-def _layer(counts: Mapping[str, Any]) -> LayerCount:
-    return LayerCount(weights=_field(counts, "weights", int), kept=_field(counts, "kept", int))
 
 
 def _granularity(given: Any) -> str:

@@ -91,8 +91,8 @@ def parse_value(kind: Any, value: Any) -> Any:
         kind = next(t for t in typing.get_args(kind) if t is not types.NoneType)
     try:
         return _convert(kind, value)
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(f"must be {KINDS.get(kind, kind)}, got {value!r}") from None
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise ValueError(f"must be {KINDS.get(kind, kind)}, got {repr(value)[:80]}") from None
 
 
 def _convert(kind: Any, value: Any) -> Any:
@@ -100,10 +100,16 @@ def _convert(kind: Any, value: Any) -> Any:
         return BOOLEANS[str(value).lower()]
     if kind == tuple[int, ...]:
         parts = [part for part in value.split(",") if part] if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple):
+            raise TypeError
         return tuple(_convert(int, part) for part in parts)
     if kind == dict[str, Any]:
+        if not isinstance(value, dict):
+            raise TypeError
         return dict(value)
-    if isinstance(value, bool) or (kind is int and isinstance(value, float)) or (kind is str and value is None):
+    if isinstance(value, bool) or (kind is int and isinstance(value, float)):
+        raise TypeError
+    if kind is str and not isinstance(value, str):
         raise TypeError
     return kind(value)
 

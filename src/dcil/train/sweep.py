@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
+import os
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +14,13 @@ from dcil import METHODS
 from dcil.errors import UserError, unknown
 from dcil.runs.damage import naming_file
 from dcil.runs.folder import RunFolder
+from dcil.runs.json_file import parse, read_text
 from dcil.train.config import Config
 from dcil.train.method_settings import parse_value
-from dcil.train.plan import DEFAULT_METHOD, Options, PlannedRun, new_config, resumed_config
+from dcil.train.plan import DEFAULT_METHOD, Options, PlannedRun, new_config, plan_run
+
+#: The file beside the runs.
+REPORT = "report.html"
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -39,34 +43,53 @@ def read_list(file: Path) -> list[dict[str, Any]]:
     hints = typing.get_type_hints(Config)
     allowed = {field.name: hints[field.name] for field in dataclasses.fields(Config)} | {"name": str}
     with naming_file(f"--list {file}", "give a JSON list of objects, each the options of a run", problem="is wrong"):
-        runs = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
-            raise ValueError("not a list of objects")
-        for run in runs:
-            for key, value in run.items():
-                if key not in allowed:
-                    raise unknown("option", key, allowed)
-                try:
-                    run[key] = parse_value(allowed[key], value)
-                except ValueError as error:
-                    raise ValueError(f"{key} {error}") from None
-    return runs
+        runs = parse(read_text(file))
+        if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
+            raise ValueError("not a list of objects, at least one")
+        return [_options(run, allowed) for run in runs]
+
+
+def _options(run: Mapping[str, Any], allowed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of one run of a list, each of its type."""
+    found: dict[str, Any] = {}
+    for key, value in run.items():
+        if key not in allowed:
+            raise unknown("option", key, allowed)
+        try:
+            found[key] = parse_value(allowed[key], value)
+        except ValueError as error:
+            raise ValueError(f"{key} {error}") from None
+    return found
 
 
 def plan_sweep(out: Path, wanted: Sequence[Options], recipe: str | None) -> list[PlannedRun]:
     """Plan all runs below ``out``; options must agree with the runs that are in their folders already."""
+    if os.path.lexists(out) and not out.is_dir():
+        raise UserError(f"--out must be a folder for the runs, {out} is not a folder")
+    if RunFolder(out).started:
+        raise UserError(f"{out} is a run itself; a sweep needs a folder of its own: choose another --out")
     runs: dict[str, PlannedRun] = {}
     for given in wanted:
         options = {key: value for key, value in given.items() if key not in ("name", "method")}
         method = given.get("method")
-        config = new_config(method, options, recipe)
-        name = str(given.get("name") or run_name(config))
+        if method is not None and method not in METHODS:
+            raise unknown("method", method, METHODS)
+        name = given["name"] if "name" in given else run_name(new_config(method, options, recipe))
         if name in runs:
             raise UserError(f"every run must have a name of its own, got {name} twice; give names in a --list")
-        folder = RunFolder(out / name)
-        config = resumed_config(folder, method, options, recipe) if folder.started else config
-        runs[name] = PlannedRun(name, folder, config)
+        folder = run_folder(out, name)
+        runs[name] = PlannedRun(name, folder, plan_run(folder, method, options, recipe, resume=True))
     return list(runs.values())
+
+
+def run_folder(out: Path, name: str) -> RunFolder:
+    """Return the folder of a run, which must be one below ``out`` itself."""
+    if name.startswith(".") or "/" in name or not name.isprintable() or not 1 <= len(os.fsencode(name)) <= 255:
+        raise UserError(f"the name of a run must be that of one folder below --out, got {name!r}")
+    path = out / name
+    if name == REPORT or path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise UserError(f"{path} must be a folder for a run, not the report, a link or a file; give it another name")
+    return RunFolder(path)
 
 
 def run_name(config: Config) -> str:
