@@ -27,6 +27,7 @@ from dcil import models
 from dcil.bench.clock import in_turns, repeated_ms
 from dcil.bench.engines import DENSE, INT8, SPARSE, Make, Run
 from dcil.runs.environment import environment
+from dcil.runs.outputs import write_output_text
 from dcil.scope import ERK, Scope, Uniform
 from dcil.weight import PrunableWeight
 
@@ -133,7 +134,7 @@ def run(
                 console.print(f"{timing.engine} {timing.masks} did not run: {timing.failed}", highlight=False)
         records.append(record_of(case, timings))
         if out:  # after every case: an interrupted run keeps the cases before
-            out.write_text(json.dumps({"machine": machine(), "cases": records}, indent=1))
+            write_output_text(out, json.dumps({"machine": machine(), "cases": records}, indent=1))
     return records
 
 

@@ -21,6 +21,7 @@ from dcil.data import Dataset, Split
 from dcil.engine import EngineSettings, selection_kernel
 from dcil.engine.streams import new_stream
 from dcil.runs.environment import environment
+from dcil.runs.outputs import write_output_text
 from dcil.selection import keep_largest, kth_smallest
 from dcil.train import Config, Trainer
 
@@ -214,8 +215,7 @@ def run(
             shared_gpu = {n: replace(speeds[1], shared_gpu=n > 1) for n in runs}
             found["parallel"] = {n: parallel(case, dataset, device, shared_gpu[n], n) for n in runs}
         found["rows"] = [asdict(row) for row in rows]
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_output_text(out, json.dumps(found, indent=1) + "\n")
     show(console, rows, found)
     console.print(f"written: {out}", highlight=False)
 

@@ -15,6 +15,7 @@ from dcil.bench import cpu
 from dcil.bench.engines import DENSE, INT8, SPARSE
 from dcil.cli.parser import Parser
 from dcil.errors import UserError, unknown
+from dcil.runs.outputs import check_output
 from dcil.train import RunFolder
 from dcil.train.restore import config_of, load_net
 
@@ -35,6 +36,8 @@ def add_arguments(parser: Parser) -> None:
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Time every engine on every network, batch and thread count; print tables unless --json is given."""
+    if args.out:
+        check_output(args.out)
     engines = args.engines.split(",")
     for name in engines:
         if name not in EVERY:

@@ -21,15 +21,12 @@ from torch import nn
 from dcil import SparseNet
 from dcil.cli.eval import cost_table, finished, layer_table
 from dcil.cli.parser import Parser, say, utf8_path, whole
-from dcil.errors import UserError
-from dcil.export import BLOCKS, FORMATS, PROGRAMS, Compact, Written, check_options, check_target, compact, export
+from dcil.export import BLOCKS, FORMATS, PROGRAMS, Compact, Written, check_options, compact, export
 from dcil.export.semi import coverage
 from dcil.runs.cost import Cost, measure_cost
+from dcil.runs.outputs import check_output
 from dcil.train import RunFolder
 from dcil.train.restore import config_of, load_net
-
-#: Files of the run folder, which an export must not replace.
-OF_THE_RUN = ("config.json", "metrics.jsonl", "checkpoint.safetensors", "checkpoint.json", "summary.json", ".lock")
 
 
 def main(words: Sequence[str]) -> int:
@@ -43,11 +40,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--block", type=whole, default=None, help="compact: channels in multiples of it (1; onnx: 8)")
     args = parser.parse(words)
     check_options(args.to, args.dtype, args.compact, args.block)
-    check_target(args.out)
+    check_output(args.out)
     folder = RunFolder(args.run)
     net, config, shape = load_net(folder), config_of(folder), folder.record()["shape"]
-    if args.out.resolve().parent == args.run.resolve() and args.out.name in [*OF_THE_RUN, "model.safetensors"]:
-        raise UserError(f"--out {args.out} is a file of the run itself; give another name")
     notes = {
         "method": config.method,
         "sparsity": str(net.sparsity),

@@ -10,6 +10,7 @@ from rich.console import Console
 from dcil import report
 from dcil.cli.parser import Parser, say
 from dcil.errors import MissingExtra
+from dcil.runs.outputs import check_output
 
 
 def main(words: Sequence[str]) -> int:
@@ -17,6 +18,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
     parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="HTML file to write")
     args = parser.parse(words)
+    check_output(args.out)
     # A pattern such as runs/* also matches the HTML report beside the runs.
     runs = report.read_runs([run for run in args.runs if not run.is_file()] or args.runs)
     print_table(runs)

@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
     console = Console()
     with group.connected(device):
         for run in runs:
-            train_one(console, run, args.data_dir, device, settings, group)
+            train_one(console, run, args.data_dir, device, settings, group, args.resume)
     if group.is_rank_zero:
         finish(base, [run.folder.path for run in runs])
     return 0
@@ -129,12 +129,13 @@ def train_one(
     device: torch.device,
     settings: EngineSettings,
     group: ProcessGroup,
+    resume: bool,
 ) -> None:
     config = run.config
     label = f"{config.method} {config.sparsity:g}" if METHODS[config.method].prunes else config.method
     try:
         with progress_bar(console, f"{label:12}", config.total_epochs) as progress:
-            summary = train(config, run.folder, data_dir, device, progress, settings, group=group)
+            summary = train(config, run.folder, data_dir, device, progress, settings, group=group, resume=resume)
     except KeyboardInterrupt:
         where = escape(printable(str(run.folder.path)))
         console.print(f"[bold]stopped[/]; to continue: the same command with --resume (run: {where})")

@@ -3,11 +3,12 @@
 from dcil.export.compact.layers import Cut
 from dcil.export.compact.optimizer import carry_optimizer
 from dcil.export.compact.shrink import Compact, compact
-from dcil.export.formats import BLOCKS, DTYPES, FORMATS, PROGRAMS, check_options, check_target
+from dcil.export.formats import BLOCKS, DTYPES, FORMATS, PROGRAMS, check_options
 from dcil.export.plain import read_torch
 from dcil.export.semi import SemiStructured, load_semi, read_semi, to_semi_structured
 from dcil.export.sparse import load_sparse, read_sparse
 from dcil.export.writer import Written, export
+from dcil.runs.outputs import check_output as check_target
 
 __all__ = [
     "BLOCKS",

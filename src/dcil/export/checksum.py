@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import zlib
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from dcil.errors import UserError
 from dcil.runs.damage import naming_file
+from dcil.runs.tensors import digest
 
 
 def save_checked(parts: dict[str, Tensor], file: Path, notes: dict[str, str]) -> None:
@@ -37,15 +34,6 @@ def open_checked(file: Path, form: str) -> tuple[dict[str, Tensor], dict[str, st
     if notes.pop("sha256", None) != digest(parts, notes):
         raise UserError("its checksum is wrong")
     return parts, notes
-
-
-def digest(parts: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
-    found = hashlib.sha256(json.dumps(sorted(notes.items())).encode())
-    for key in sorted(parts):
-        part = parts[key]
-        found.update(f"{key} {part.dtype} {tuple(part.shape)}".encode())
-        found.update(part.flatten().view(torch.uint8).numpy().data if part.numel() else b"")
-    return found.hexdigest()
 
 
 def naming(file: Path | str) -> AbstractContextManager[None]:

@@ -53,11 +53,3 @@ def check_options(to: str, dtype: str | None, small: bool, block: int | None) ->
         raise UserError(f"{to} has no compact form; allowed: {', '.join(BLOCKS)}")
     if block is not None and not (small or to == "compact"):
         raise UserError(f"block applies to compact networks only, got to={to!r} (drop it or use --to compact)")
-
-
-def check_target(out: Path) -> None:
-    """Refuse a target that is not a file or a name for one."""
-    if out.is_dir():
-        raise UserError(f"{out} is a folder; give the name of a file")
-    if out.exists() and not out.is_file():
-        raise UserError(f"{out} is not an ordinary file and is left alone")

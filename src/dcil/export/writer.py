@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from dcil import SparseNet
 from dcil.errors import UserError
 from dcil.export.compact.shrink import compact
-from dcil.export.formats import BLOCKS, DTYPES, FORMATS, PROGRAMS, check_options, check_target
+from dcil.export.formats import BLOCKS, DTYPES, FORMATS, PROGRAMS, check_options
 from dcil.export.plain import State
 from dcil.export.sparse import entropy_bound
 from dcil.export.verify import Inputs, alike, computed, distance, inputs_of, one_more, reason, size_of
-from dcil.runs.atomic import write_atomically
+from dcil.runs.outputs import check_output, write_output
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def export(
     """
     out, compacts = Path(out), small or to == "compact"
     check_options(to, dtype, small, block)
-    check_target(out)
+    check_output(out)
     if not isinstance(model, nn.Module) or isinstance(model, SparseNet):
         what = "its finalize() gives the network" if isinstance(model, SparseNet) else "no network"
         raise UserError(f"{type(model).__name__} cannot be exported: {what}")
@@ -105,7 +105,7 @@ def _write_state(state: State, to: str, out: Path, notes: dict[str, str]) -> Non
         if wrong or len(back) != len(state):
             raise UserError(f"{out} was not written: {to} gave back something else for {wrong[:3] or 'its keys'}")
 
-    write_atomically(out, write_checked)
+    write_output(out, write_checked)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -139,7 +139,7 @@ def _write_program(
         if not error <= tolerance * size_of(want):
             raise UserError(f"{out} was not written: {to} computes something else, by up to {error:.1e}")
 
-    write_atomically(out, write_checked)
+    write_output(out, write_checked)
     return error
 
 

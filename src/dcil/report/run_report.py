@@ -10,7 +10,7 @@ from dcil.errors import UserError
 from dcil.report import run_figures, run_table
 from dcil.report.page import Block, Details, Heading, Paragraph, Table, TableRow, html
 from dcil.report.theme import Style, styles
-from dcil.runs.atomic import write_text
+from dcil.runs.outputs import write_output_text
 from dcil.runs.read import RecordedRun
 
 LEAD = (
@@ -27,7 +27,7 @@ def write(runs: Sequence[RecordedRun], out: Path) -> None:
     out = Path(out)
     if out.is_dir():
         raise UserError(f"{out} is a folder: give the report a file name, such as {out / 'report.html'}")
-    write_text(out, html(title(runs), blocks(runs)))
+    write_output_text(out, html(title(runs), blocks(runs)))
 
 
 def blocks(runs: Sequence[RecordedRun]) -> list[Block]:

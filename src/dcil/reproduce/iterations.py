@@ -21,6 +21,7 @@ from dcil.runs.environment import environment
 from dcil.runs.progress import Progress
 from dcil.train import Trainer
 from dcil.train.parallel import Stopped
+from dcil.train.restore import settings_of
 from dcil.train.trainer import reseed
 
 FORMAT = "dcil iterations 1"
@@ -80,7 +81,8 @@ def record_trace(trace: IterationTrace, options: RunOptions, budget: Budget, pro
         trainer = Trainer.build(config, dataset, options.device, options.settings)
     epoch, steps = trace.epoch - 1, trainer.loader.steps
     if epoch > 0:
-        run.folder.restore(trainer.net, trainer.optimizer, snapshot(run.folder.path, epoch))
+        file = snapshot(run.folder.path, epoch)
+        run.folder.restore(trainer.net, trainer.optimizer, settings_of(run.folder)[1], file)
     reseed(trainer.config.seed, epoch + 1)  # as Trainer.epoch does: the same epoch as the run's own
     trainer.net.train()
     accuracy: list[Tensor] = []

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dcil import SparseNet, Update
@@ -23,9 +22,9 @@ from dcil.engine import PROCESS_LOCK, EngineSettings
 from dcil.engine.eager import autocast
 from dcil.engine.evaluate import Evaluation, large_test_batches
 from dcil.reproduce.record_fields import LIFETIMES, OBSERVED
-from dcil.runs.atomic import write_atomically
 from dcil.runs.damage import CONTENT_ERRORS, naming_file
 from dcil.runs.json_file import parse_object
+from dcil.runs.tensors import write_tensors
 
 EVERY = 5  # epochs between updates whose effect on the accuracy is measured: two evaluations each
 EDGES = LIFETIMES[1:]
@@ -117,7 +116,7 @@ class MaskProbe:
             "steps_stayed": self.steps_stayed.cpu(),
         }
         header = {"found": json.dumps(self.observations())}
-        write_atomically(file_at(folder, epoch), lambda draft: save_file(tensors, draft, header))
+        write_tensors(file_at(folder, epoch), tensors, header)
         for old in saved_files(folder)[:-2]:
             old.unlink()
 

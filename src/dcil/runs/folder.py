@@ -2,33 +2,31 @@
 
 config.json               the resolved configuration
 metrics.jsonl             one object per epoch
-checkpoint.safetensors    weights, private layers, masks, step and momentum; its header holds checkpoint.json
-checkpoint.json           the same header as a readable file
+checkpoint.safetensors    weights, private layers, masks, step and momentum, with their checksum and the run's settings
+checkpoint.json           its epoch, step and checksum as a readable file
 model.safetensors         the finalized pruned net under the user's own keys
 summary.json              the result; its presence marks the run as complete
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 from torch.optim import Optimizer
 
 from dcil.errors import UserError
 from dcil.net import SparseNet
-from dcil.runs.atomic import write_atomically, write_text
-from dcil.runs.damage import ANEW, CONTENT_ERRORS, naming_file
+from dcil.runs import checkpoint
+from dcil.runs.atomic import CannotWrite, drafts, is_abandoned, sync_folder, write_text
+from dcil.runs.damage import ANEW, UnreadableFile
+from dcil.runs.file_lock import exclusive
+from dcil.runs.outputs import is_run_file
 from dcil.runs.read import read_config, read_metrics, read_summary
 
 
@@ -47,8 +45,18 @@ class RunFolder:
         """Return the summary of a complete run, else None."""
         return read_summary(self.path)
 
-    def create(self, config: str) -> None:
-        """Write config.json, whose text is ``config``: the run begins."""
+    def begin(self, config: str, resume: bool = True) -> None:
+        """Write config.json, whose text is ``config``: the run begins. One that is here must be the same run."""
+        expected = json.loads(config)
+        if self.started:
+            if not resume:
+                raise UserError(f"{self.path} holds a run already: --resume continues it, or choose another --out")
+            checkpoint.check_settings(self.path / "config.json", self.record(), expected)
+            return
+        if strange := sorted(
+            file.name for file in self.path.iterdir() if is_run_file(file.name) and file.name[0] != "."
+        ):
+            raise UserError(f"{self.path} has {strange[0]} and no config.json; restore that, or choose another --out")
         write_text(self.path / "config.json", config)
 
     def record(self) -> dict[str, Any]:
@@ -58,21 +66,27 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder while open; two processes in one folder would write into each other's files."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(
-                    f"one process at a time may train in {self.path}; wait for the other or choose another --out"
-                ) from None
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CannotWrite.at(self.path, error) from None
+        busy = f"one process at a time may train in {self.path}; wait for the other or choose another --out"
+        with exclusive(self.path / ".lock", busy):
             yield
-            (self.path / ".lock").unlink(missing_ok=True)
+
+    def leftovers(self) -> list[Path]:
+        """Return what a kill has left: drafts of the run's files or of processes that have ended, and old locks."""
+        found = [file for file, name in drafts(self.path) if is_run_file(name) or is_abandoned(file)]
+        return [*found, *self.path.glob(".tmp??????"), *self.path.glob(".lock")]  # .tmp: of safetensors' save_file
 
     def tidy(self) -> None:
-        """Remove the drafts of interrupted writes."""
-        for draft in self.path.glob(".*.part"):
-            draft.unlink(missing_ok=True)
+        """Remove what a kill has left, and write checkpoint.json anew if it is that of an earlier checkpoint."""
+        for file in self.leftovers():
+            if file.name != ".lock":  # the one that is held
+                file.unlink(missing_ok=True)
+        notes, file = checkpoint.read_notes(self.path / "checkpoint.safetensors"), self.path / "checkpoint.json"
+        if notes and not (file.is_file() and file.read_bytes() == readable(notes).encode()):
+            write_text(file, readable(notes))
 
     # -- metrics: written before the checkpoint of the same epoch, so none is ever missing ---------------------------
 
@@ -85,54 +99,61 @@ class RunFolder:
         return rows
 
     def append(self, row: dict[str, Any]) -> None:
-        """Append the metrics of one epoch and wait until they are on disk."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Append the metrics of one epoch and wait until they are on disk; half a line is taken back."""
+        file = self.path / "metrics.jsonl"
+        try:
+            with file.open("ab", buffering=0) as opened:
+                end = opened.tell()
+                try:
+                    line = (json.dumps(row) + "\n").encode()
+                    while line:  # an almost full disk takes a part of it
+                        line = line[opened.write(line) :]
+                    os.fsync(opened.fileno())
+                except OSError:
+                    opened.truncate(end)
+                    raise
+            sync_folder(self.path)
+        except OSError as error:
+            raise CannotWrite.at(file, error) from None
 
     def rewind_metrics(self, epochs: int) -> None:
         """Drop the lines after the first ``epochs``: those of epochs that the checkpoint does not have."""
-        rows = self.metrics(epochs)
-        write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        file, rows = self.path / "metrics.jsonl", self.metrics(epochs)
+        if epochs:
+            checkpoint.check_metrics(file, checkpoint.read_notes(self.path / "checkpoint.safetensors"), rows)
+        write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def save(self, net: SparseNet, optimizer: Optimizer, epoch: int) -> None:
-        """Write the checkpoint after ``epoch`` epochs: all that training resumes from, replaced atomically."""
-        tensors = {f"net.{key}": value for key, value in net.state_dict().items()}
-        for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    tensors[f"optimizer.{index}.{key}"] = value
-        header = {"epoch": str(epoch), "step": str(net.steps_done), "format": "dcil checkpoint 1"}
-        # Clones, because tied weights share memory, which the format does not allow.
-        whole = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-        write_atomically(self.path / "checkpoint.safetensors", lambda draft: save_file(whole, draft, header))
-        write_text(self.path / "checkpoint.json", json.dumps(header, indent=1))
+    def save(
+        self, net: SparseNet, optimizer: Optimizer, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Write the checkpoint after the epochs with the metrics ``rows``: all that training resumes from."""
+        notes = checkpoint.write(self.path / "checkpoint.safetensors", net, optimizer, config, rows)
+        write_text(self.path / "checkpoint.json", readable(notes))
 
-    def restore(self, net: SparseNet, optimizer: Optimizer | None = None, file: Path | None = None) -> int:
-        """Load the checkpoint, or the one in ``file``, into ``net`` and ``optimizer``; return its epochs, 0 if there
-        is none."""
-        file = file or self.path / "checkpoint.safetensors"
-        if not file.exists():
+    def restore(
+        self,
+        net: SparseNet,
+        optimizer: Optimizer | None = None,
+        config: Mapping[str, Any] | None = None,
+        file: Path | None = None,
+    ) -> int:
+        """Load the checkpoint of the run with the settings ``config``, or the one in ``file``, into ``net`` and
+        ``optimizer``; return its epochs, 0 if there is none."""
+        place = file or self.path / "checkpoint.safetensors"
+        found = checkpoint.read(place)
+        if found is None:
+            if file is not None or (self.path / "checkpoint.json").exists():
+                raise UnreadableFile(f"{place} is missing; restore it, or {ANEW}")
             return 0
-        errors = (SafetensorError, RuntimeError, *CONTENT_ERRORS)
-        with naming_file(file, errors=errors, problem="is damaged or of another network"):
-            with safe_open(file, "pt") as opened:
-                header = opened.metadata()
-                tensors: dict[str, Tensor] = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-            net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("net.")})
-            epoch = int(header["epoch"])
-        if optimizer is not None:
-            restore_optimizer(optimizer, tensors)
-        return epoch
+        return found.load(place, net, optimizer, config)
 
 
 class ReadOnlyRunFolder(RunFolder):
     """The run folder as ranks other than 0 see it: they read the checkpoint and write nothing."""
 
-    def create(self, config: str) -> None: ...
+    def begin(self, config: str, resume: bool = True) -> None: ...
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -147,15 +168,11 @@ class ReadOnlyRunFolder(RunFolder):
 
     def rewind_metrics(self, epochs: int) -> None: ...
 
-    def save(self, net: SparseNet, optimizer: Optimizer, epoch: int) -> None: ...
+    def save(
+        self, net: SparseNet, optimizer: Optimizer, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    ) -> None: ...
 
 
-def restore_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load the saved state of every parameter, in the parameter's memory layout."""
-    for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
-        prefix = f"optimizer.{index}."
-        for key in [k for k in tensors if k.startswith(prefix)]:
-            value = tensors[key]
-            if value.shape == parameter.shape:
-                value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-            optimizer.state[parameter][key.removeprefix(prefix)] = value
+def readable(notes: Mapping[str, str]) -> str:
+    """Return the text of checkpoint.json; the settings are in config.json."""
+    return json.dumps({key: value for key, value in notes.items() if key != "config"}, indent=1)

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from dcil import data
 from dcil.data import ImageData
 from dcil.engine import PROCESS_LOCK, Diverged, EngineSettings
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
-from dcil.runs.atomic import write_atomically, write_text
+from dcil.errors import UserError
+from dcil.runs.atomic import CannotWrite, write_text
 from dcil.runs.environment import environment
 from dcil.runs.folder import ReadOnlyRunFolder, RunFolder
 from dcil.runs.progress import Progress
 from dcil.runs.summary import best_epoch, summarise
+from dcil.runs.tensors import whole, write_tensors
 from dcil.train.config import Config, to_json
+from dcil.train.out_of_memory import naming_what_to_reduce
+from dcil.train.restore import config_of
 from dcil.train.trainer import Trainer
 
 NO_END = sys.maxsize
@@ -62,59 +68,109 @@ def train(
     group: ProcessGroup = SINGLE_PROCESS,
     callback: Callable[[Trainer], RunCallback] = RunCallback,
     until: int = NO_END,
+    resume: bool = True,
 ) -> dict[str, Any]:
     """Train ``config`` in ``folder``, from its checkpoint if there is one, to the end or through epoch ``until``.
 
     Return the summary, an empty one if there is more to train. An exception that ``progress`` raises at the end of an
     epoch stops the run after its checkpoint. In a process group every rank calls this; only rank 0 writes, and the
-    others return an empty summary.
+    others return an empty summary. Without ``resume`` the folder must not hold a run, also none that was begun after
+    the caller looked.
     """
-    if (done := folder.summary()) is not None:
+    if (done := completed(folder, config, resume)) is not None:
         return done
-    with PROCESS_LOCK:  # runs in other threads draw from the same random numbers
-        with group.local_rank_zero_first(device):
-            dataset = load(config.dataset, data_dir)
-        trainer = Trainer.build(config, dataset, device, settings, group)
     folder = folder if group.is_rank_zero else ReadOnlyRunFolder(folder.path)
-    with folder.locked():
-        if not folder.started:
-            folder.create(to_json(config, trainer.net.method, dataset.classes, dataset.shape))
-        folder.tidy()
-        start = folder.restore(trainer.net, trainer.optimizer)
-        group.check_equal(f"the checkpoint in {folder.path}", torch.tensor(start, device=device))
+    advice = f"--resume --low-memory, or fewer runs at once, continues {folder.path} from its last checkpoint"
+    with naming_what_to_reduce(f"{advice}; or start anew with a smaller --batch (now {config.batch})"):
+        with PROCESS_LOCK:  # runs in other threads draw from the same random numbers
+            with group.local_rank_zero_first(device):
+                dataset = load(config.dataset, data_dir)
+            trainer = Trainer.build(config, dataset, device, settings, group)
+        with folder.locked():
+            record = to_json(config, trainer.net.method, dataset.classes, dataset.shape)
+            folder.begin(record, resume)
+            run = RunInFolder(trainer, folder, json.loads(record))
+            return run.train(progress, callback(trainer), until)
+
+
+def completed(folder: RunFolder, config: Config, resume: bool) -> dict[str, Any] | None:
+    """Return the summary of the run in ``folder`` if it is complete, else None; another run is refused."""
+    summary = folder.summary()
+    if summary is None:
+        return None
+    if not resume or config_of(folder) != config:
+        raise UserError(f"{folder.path} holds another run that is complete; choose another --out")
+    if folder.leftovers():
+        with suppress(UserError), folder.locked():  # a process that has just ended, or a folder that is read only
+            folder.tidy()
+    return summary
+
+
+@dataclass
+class RunInFolder:
+    """A run in its locked folder; ``record`` are its settings, as config.json has them."""
+
+    trainer: Trainer
+    folder: RunFolder
+    record: dict[str, Any]
+    rows: list[dict[str, Any]] = field(default_factory=list)  # metrics of the epochs so far
+
+    def train(self, progress: Progress, hooks: RunCallback, until: int) -> dict[str, Any]:
+        """Train from the checkpoint through epoch ``until``; return the summary if that is the end."""
+        trainer, folder = self.trainer, self.folder
+        start = folder.restore(trainer.net, trainer.optimizer, self.record)
+        reached = torch.tensor(start, device=trainer.loader.device)
+        trainer.group.check_equal(f"the checkpoint in {folder.path}", reached)
         folder.rewind_metrics(start)
-        for row in folder.metrics():
+        folder.tidy()  # here, because nothing is written before all of it is checked
+        self.rows = folder.metrics()
+        for row in self.rows:
             progress(row["epoch"], 0.0, row)
-        hooks = callback(trainer)
         hooks.restore(folder.path, start)
-        run_epochs(trainer, folder, range(start, min(config.total_epochs, until)), progress, hooks)
-        return finish(folder, trainer) if group.is_rank_zero and until >= config.total_epochs else {}
+        total = trainer.config.total_epochs
+        with saying_resumable():
+            self.run_epochs(range(start, min(total, until)), progress, hooks)
+            return finish(folder, trainer) if trainer.group.is_rank_zero and until >= total else {}
+
+    def run_epochs(self, epochs: range, progress: Progress, hooks: RunCallback) -> None:
+        """Train the epochs and write checkpoints; one costs as much as many steps, so short epochs share one."""
+        saved = time.monotonic()
+        for epoch in epochs:
+            hooks.begin(self.folder.path, epoch)
+            row = self.trainer.epoch(epoch, progress)
+            self.folder.append(row)
+            self.rows.append(row)
+            done = epoch + 1
+            due = done == epochs.stop or hooks.needs_checkpoint(done) or time.monotonic() - saved >= SAVE_EVERY
+            if due:
+                self.save(done, hooks)
+                saved = time.monotonic()
+            try:
+                progress(done, 0.0, row)
+            except BaseException:
+                if not due:
+                    self.save(done, hooks)
+                raise
+
+    def save(self, epoch: int, hooks: RunCallback) -> None:
+        hooks.save(self.folder.path, epoch)
+        self.folder.save(self.trainer.net, self.trainer.optimizer, self.record, self.rows)
+        hooks.saved(self.folder.path, epoch)
 
 
-def run_epochs(trainer: Trainer, folder: RunFolder, epochs: range, progress: Progress, hooks: RunCallback) -> None:
-    """Train the epochs and write checkpoints; one costs as much as many steps, so short epochs share one."""
+class RunInterrupted(UserError):
+    """A run that was on its way could not go on; it can be resumed."""
 
-    def save(epoch: int) -> float:
-        hooks.save(folder.path, epoch)
-        folder.save(trainer.net, trainer.optimizer, epoch)
-        hooks.saved(folder.path, epoch)
-        return time.monotonic()
+    exit_code = 1
 
-    saved = time.monotonic()
-    for epoch in epochs:
-        hooks.begin(folder.path, epoch)
-        row = trainer.epoch(epoch, progress)
-        folder.append(row)
-        done = epoch + 1
-        due = done == epochs.stop or hooks.needs_checkpoint(done) or time.monotonic() - saved >= SAVE_EVERY
-        if due:
-            saved = save(done)
-        try:
-            progress(done, 0.0, row)
-        except BaseException:
-            if not due:
-                save(done)
-            raise
+
+@contextmanager
+def saying_resumable() -> Iterator[None]:
+    """Say that a run whose files cannot be written can be resumed: whatever is there is whole."""
+    try:
+        yield
+    except CannotWrite as error:
+        raise RunInterrupted(f"{error}; once that is mended, --resume continues from the last checkpoint") from None
 
 
 def finish(folder: RunFolder, trainer: Trainer) -> dict[str, Any]:
@@ -125,9 +181,9 @@ def finish(folder: RunFolder, trainer: Trainer) -> dict[str, Any]:
         model = net.finalize()
     if broken := [name for name, value in model.state_dict().items() if not value.isfinite().all()]:
         raise Diverged(f"the trained weights must be finite, {broken[0]} is not; try a smaller learning rate")
-    tensors = {key: value.cpu().contiguous().clone() for key, value in model.state_dict().items()}
-    write_atomically(folder.path / "model.safetensors", lambda draft: save_file(tensors, draft))
-    summary = summary_of(trainer, rows)
+    file = folder.path / "model.safetensors"
+    write_tensors(file, whole(model.state_dict()))
+    summary = summary_of(trainer, rows) | {"model_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
     write_text(folder.path / "summary.json", json.dumps(summary, indent=1))
     return summary
 

@@ -1,0 +1,163 @@
+"""Checkpoints: network, masks, step and momentum in one safetensors file that says which run it belongs to.
+
+Notes in its header: ``epoch`` and ``step``, ``config`` (the settings of its run), ``metrics`` (SHA-256 of the metrics
+up to its epoch) and ``sha256`` of all tensors and the other notes. Those of format 1 have the first two alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dcil.net import SparseNet
+from dcil.runs.damage import ANEW, CONTENT_ERRORS, UnreadableFile, naming_file
+from dcil.runs.tensors import digest, whole, write_tensors
+
+FORMAT, WITHOUT_DIGEST = "dcil checkpoint 2", "dcil checkpoint 1"
+NOTES = ("epoch", "step", "config", "metrics", "sha256")
+ERRORS = (SafetensorError, RuntimeError, *CONTENT_ERRORS)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint file holds."""
+
+    notes: Mapping[str, str]
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def epoch(self) -> int:
+        return int(self.notes["epoch"])
+
+    def load(self, file: Path, net: SparseNet, optimizer: Optimizer | None, config: Mapping[str, Any] | None) -> int:
+        """Load network and momentum, if they belong to the run with the settings ``config``; return the epochs."""
+        with naming_file(file, f"restore it, or {ANEW}", ERRORS):
+            if config is not None and "config" in self.notes:
+                check_settings(file, json.loads(self.notes["config"]), config)
+            self.load_into(net, optimizer)
+            return self.epoch
+
+    def load_into(self, net: SparseNet, optimizer: Optimizer | None) -> None:
+        """Load network and momentum; ValueError says what does not fit."""
+        if strange := [key for key in self.tensors if not key.startswith(("net.", "optimizer."))]:
+            raise ValueError(f"tensor {strange[0]!r} belongs to no checkpoint")
+        try:
+            net.load_state_dict({k.removeprefix("net."): v for k, v in self.tensors.items() if k.startswith("net.")})
+        except RuntimeError as error:  # a heading, then a line for each difference
+            raise ValueError(f"it is of another network: {(str(error).splitlines()[1:] or ['?'])[0].strip()}") from None
+        if not net.steps_done == int(self.notes["step"]) == self.epoch * net.method.epoch_steps > 0:
+            raise ValueError(f"epoch {self.epoch} and step {self.notes['step']} do not fit its {net.steps_done} steps")
+        if optimizer is not None:
+            self.load_momentum(optimizer)
+
+    def load_momentum(self, optimizer: Optimizer) -> None:
+        """Load the momentum of every parameter, in the parameter's memory layout."""
+        parameters = dict(enumerate(optimizer.param_groups[0]["params"]))
+        places = {f"optimizer.{index}.momentum_buffer": parameter for index, parameter in parameters.items()}
+        given = {key for key in self.tensors if key.startswith("optimizer.")}
+        if strange := given - places.keys():
+            raise ValueError(f"{min(strange)} belongs to another optimizer")
+        # The checksum vouches for the rest: a parameter that no gradient has reached yet has no momentum.
+        if self.notes["format"] == WITHOUT_DIGEST and optimizer.defaults["momentum"] and given != places.keys():
+            raise ValueError(f"{min(places.keys() - given)} is missing")
+        for name in given:
+            value, parameter = self.tensors[name], places[name]
+            if value.shape != parameter.shape:
+                raise ValueError(f"{name} must have shape {tuple(parameter.shape)}, has {tuple(value.shape)}")
+            value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            optimizer.state[parameter]["momentum_buffer"] = value
+
+
+def write(
+    file: Path, net: SparseNet, optimizer: Optimizer, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
+    """Write the checkpoint after the epochs with the metrics ``rows``, atomically; return its notes."""
+    tensors = {f"net.{key}": value for key, value in net.state_dict().items()}
+    for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
+        if (momentum := optimizer.state.get(parameter, {}).get("momentum_buffer")) is not None:
+            tensors[f"optimizer.{index}.momentum_buffer"] = momentum
+    copies = whole(tensors)
+    notes = {"format": FORMAT, "epoch": str(len(rows)), "step": str(net.steps_done)}
+    notes |= {"config": json.dumps(config), "metrics": metrics_digest(rows)}
+    notes["sha256"] = digest(copies, notes)
+    write_tensors(file, copies, notes)
+    return notes
+
+
+def read(file: Path) -> Checkpoint | None:
+    """Read and check a checkpoint file; None if there is none."""
+    with opened(file) as found:
+        if found is None:
+            return None
+        notes = notes_of(found)
+        tensors = {key: found.get_tensor(key) for key in found.keys()}  # noqa: SIM118
+        rest = {key: value for key, value in notes.items() if key != "sha256"}
+        if notes.get("sha256", said := digest(tensors, rest)) != said:
+            raise ValueError("its checksum is wrong")
+        return Checkpoint(notes, tensors)
+
+
+def read_notes(file: Path) -> dict[str, str]:
+    """Read the notes of a checkpoint file, none if there is no file; the tensors are not checked."""
+    with opened(file) as found:
+        return notes_of(found) if found is not None else {}
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    """Open a checkpoint file; None if there is none."""
+    with naming_file(file, f"restore it, or {ANEW}", ERRORS):
+        if not os.path.lexists(file):
+            yield None
+            return
+        if file.exists() and not file.is_file():
+            raise ValueError("it is no ordinary file")
+        with file.open("rb"):  # Python's error says why a file cannot be read, the library's does not
+            pass
+        with safe_open(file, "pt") as found:
+            yield found
+
+
+def notes_of(found: Any) -> dict[str, str]:
+    """Return the notes; refuse a format that this version does not know, and notes that are missing."""
+    notes = dict(found.metadata() or {})
+    if notes.get("format") not in (FORMAT, WITHOUT_DIGEST):
+        raise ValueError(f"its format must be {FORMAT!r}, is {notes.get('format')!r}")
+    needed = NOTES if notes["format"] == FORMAT else NOTES[:2]
+    if missing := [name for name in needed if name not in notes]:
+        raise KeyError(missing[0])
+    return notes
+
+
+def check_metrics(file: Path, notes: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse metrics in ``file`` that are not those that the checkpoint with these notes was written with."""
+    if notes.get("metrics", said := metrics_digest(rows)) != said:
+        raise UnreadableFile(f"{file} must hold the metrics of its checkpoint, holds others; restore it, or {ANEW}")
+
+
+def metrics_digest(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the SHA-256 of metrics, as their file has them."""
+    return hashlib.sha256("".join(json.dumps(row) + "\n" for row in rows).encode()).hexdigest()
+
+
+def check_settings(file: Path, there: Mapping[str, Any], expected: Mapping[str, Any], within: str = "") -> None:
+    """Refuse ``file`` if one of the settings in it differs from the expected one; later versions may add settings."""
+    for name in [name for name in expected if name in there]:
+        if isinstance(there[name], dict) and isinstance(expected[name], dict):
+            check_settings(file, there[name], expected[name], f"{within}{name}.")
+        elif there[name] != expected[name]:
+            raise UnreadableFile(
+                f"{file} must have the settings of its run, has {within}{name} {there[name]!r} where "
+                f"{expected[name]!r} belongs; restore it, or {ANEW}"
+            )
