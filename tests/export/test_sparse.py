@@ -18,7 +18,8 @@ from dcil import models
 from dcil.errors import UserError
 from dcil.export import export, load_sparse, mask_codec, read_sparse
 from dcil.export.checksum import save_checked
-from dcil.export.sparse import FORMAT, entropy_bound, write_sparse
+from dcil.export.sparse import FORMAT, write_sparse
+from dcil.runs.cost import entropy_bound
 
 
 def sparse_model(name: str = "resnet20", sparsity: float = 0.95) -> nn.Module:
