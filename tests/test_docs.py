@@ -89,7 +89,6 @@ def test_commands_have_the_flags_that_the_pages_use(command, capsys):
     """Held against --help: nothing is trained."""
     words = command.split()[1:]
     start = words[: 2 if words[0] == "bench" else 1]
-    with pytest.raises(SystemExit):
-        main([*start, "--help"])
+    assert main([*start, "--help"]) == 0
     known = capsys.readouterr().out
     assert [w for w in words if w.startswith("--") and not re.search(rf"{w}\b", known)] == []

@@ -63,6 +63,7 @@ def fitting(state_dict: object, what: str) -> Iterator[None]:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         text = " ".join(str(error).split())
+        text = re.sub(r"^Error\(s\) in loading state_dict for \w+: ", "", text)
         raise StateError(
             f"the state dict must fit {what}, got: {text[:400]}{'…' if len(text) > 400 else ''}"
         ) from error

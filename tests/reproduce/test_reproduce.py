@@ -473,6 +473,7 @@ STRANGE = [
 ]
 
 
+@pytest.mark.slow
 def test_a_record_of_strange_values_is_named_or_shown_as_text(trained, tmp_path, tiny_table):
     """Whatever stands in one of its fields: one line with its name, or a page without markup; never a traceback."""
     out, docs = tmp_path / "copy", tmp_path / "docs"

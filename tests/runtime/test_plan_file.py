@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 
 import numpy as np
@@ -102,6 +103,41 @@ def test_json_that_is_none(plan_file, text):
     plan_file.write_bytes(sealed(text))
     with pytest.raises(PlanError):
         read(plan_file)
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a folder", "a device"])
+def test_what_is_no_regular_file_is_refused_at_once(what, tmp_path):
+    place = tmp_path / "net.dcil"
+    if what == "a pipe":
+        os.mkfifo(place)
+    elif what == "a folder":
+        place.mkdir()
+    else:
+        place.symlink_to("/dev/zero")
+    with pytest.raises(PlanError, match="not a regular file"):
+        read(place)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (b'"notes": {}', b'"notes": {"a": "\\ud800"}', "notes"),
+        (b'"notes": {}', b'"notes": {"\\udfff": ""}', "notes"),
+        (b'"notes": {}', b'"notes": {}, "notes": {}', "twice"),
+        (b'"kind": "conv"', b'"kind": "conv", "kind": "conv"', "twice"),
+        (b'"kind": "conv"', b'"kind": ["conv"]', "not a usable plan"),
+        (b'"kind": "conv"', b'"kind": ' + b"9" * 5000, "not a usable plan"),
+        (b'"notes": {}', b'"notes": {}' + b" " * (16 << 20), "description has"),
+    ],
+)
+def test_descriptions_that_json_takes_and_a_plan_does_not(plan_file, old, new, why):
+    meta, data = parts(plan_file)
+    text = json.dumps({**meta, "notes": {}}).encode()
+    assert old in text
+    plan_file.write_bytes(sealed(text.replace(old, new, 1), data))
+    with pytest.raises(PlanError, match=why) as found:
+        read(plan_file)
+    assert "\n" not in str(found.value)
 
 
 def conv(**changes: object) -> Op:

@@ -50,7 +50,7 @@ def dcil(*words: str) -> int:
     def load(folder, fetch):
         return replace(imagefolder.load(folder), crop=16, resize=18, workers=0)
 
-    def show(self, net, optimizer, epoch):
+    def show(self, net, *checkpoint):
         state = {name: value.contiguous().clone() for name, value in net.state_dict().items()}
         save_file(state, self.path.parent / f"rank{os.environ['RANK']}.safetensors")
 
@@ -62,8 +62,8 @@ def one_epoch(*words: str) -> int:
     """Somebody presses Ctrl-C after it."""
     save = RunFolder.save
 
-    def stop(self, net, optimizer, epoch):
-        save(self, net, optimizer, epoch)
+    def stop(self, *checkpoint):
+        save(self, *checkpoint)
         raise KeyboardInterrupt
 
     with mock.patch.object(RunFolder, "save", stop), mock.patch("dcil.train.loop.SAVE_EVERY", 0):
@@ -163,7 +163,7 @@ def test_one_process_that_fails_ends_all_with_one_line(images, tmp_path):
             ["--batch", "7", "--local-norms"],
             "each of 2 processes must have two images of the last batch, --batch 7 leaves 2 images",
         ),
-        (["--lr", "1e30"], "the loss is"),
+        (["--lr", "1e30"], "must be finite"),
     ],
 )
 def test_wrong_input_is_said_once(words, line, images, tmp_path):
@@ -174,7 +174,7 @@ def test_wrong_input_is_said_once(words, line, images, tmp_path):
         assert json.loads((tmp_path / "run" / "summary.json").read_text())["environment"]["norms"] == "local"
         return
     assert found.count("\n") == 1 and line in found, found
-    assert (1 if "loss" in line else 2) in codes and 0 not in codes
+    assert (1 if "finite" in line else 2) in codes and 0 not in codes
     assert not (tmp_path / "run" / "checkpoint.json").exists()
 
 

@@ -1,5 +1,6 @@
 #include "api.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 
@@ -26,6 +27,15 @@ std::vector<float> copy(const float* from, int64_t count) {
   return from ? std::vector<float>(from, from + count) : std::vector<float>();
 }
 
+void copy_nonzero(const dcil_op& s, Op& op) {
+  if (s.kept >= INT32_MAX) throw Error("a layer has more than 2^29 weights");
+  const size_t zeros = size_t(std::count(s.weight, s.weight + s.kept, 0.0f));
+  op.index.reserve(size_t(s.kept) - zeros);
+  op.weight.reserve(size_t(s.kept) - zeros);
+  for (int64_t i = 0; i < s.kept; i++)
+    if (s.weight[i] != 0) op.index.push_back(uint32_t(i)), op.weight.push_back(s.weight[i]);
+}
+
 Op to_op(const dcil_op& s) {
   if (s.kept < 0 || s.channels < 0 || s.input_count < 0) throw Error("a negative size");
   Op op;
@@ -39,8 +49,12 @@ Op to_op(const dcil_op& s) {
   op.count_pad = s.count_pad;
   op.act = {Act(s.act), s.act_a, s.act_b};
   op.twin_act = {Act(s.twin_act), s.twin_a, s.twin_b};
-  if (s.index) op.index.assign(s.index, s.index + s.kept);
-  op.weight = copy(s.weight, s.kept);
+  if (s.index) {
+    op.index.assign(s.index, s.index + s.kept);
+    op.weight = copy(s.weight, s.kept);
+  } else if (s.weight) {
+    copy_nonzero(s, op);
+  }
   op.bias = copy(s.bias, s.channels);
   op.scale = copy(s.scale, s.channels);
   op.shift = copy(s.shift, s.channels);
@@ -58,11 +72,16 @@ const char* dcil_isa(const char* wanted) {
   return k ? k->name : nullptr;
 }
 
-void* dcil_graph(int c, int h, int w, char* error) {
-  return guarded(error, static_cast<void*>(nullptr), [&]() -> void* { return new Graph(Shape{c, h, w}); });
+void* dcil_graph(int c, int h, int w, double max_memory, double max_work, char* error) {
+  return guarded(error, static_cast<void*>(nullptr),
+                 [&]() -> void* { return new Graph(Shape{c, h, w}, Limits{max_memory, max_work}); });
 }
 
 void dcil_graph_free(void* graph) { delete static_cast<Graph*>(graph); }
+
+int dcil_claim(void* graph, double bytes, char* error) {
+  return guarded(error, -1, [&] { return static_cast<Graph*>(graph)->claim(bytes), 0; });
+}
 
 int dcil_add(void* graph, const dcil_op* op, char* error) {
   return guarded(error, -1, [&] { return static_cast<Graph*>(graph)->add(to_op(*op)); });
@@ -80,7 +99,7 @@ void* dcil_engine(void* graph, const char* isa, int threads, double tune_seconds
     const KernelSet* kernels = find_kernels(isa);
     if (!kernels) throw Error("this CPU does not run the wanted instruction set");
     if (threads < 1 || threads > 1024) throw Error("threads must be between 1 and 1024");
-    return new Engine(*static_cast<Graph*>(graph), *kernels, threads, tune_seconds);
+    return new Engine(std::move(*static_cast<Graph*>(graph)), *kernels, threads, tune_seconds);
   });
 }
 

@@ -24,13 +24,26 @@ Engine::Runner::Runner(const Program& program, int arena_count) : team(program.t
 }
 
 Engine::Engine(Graph graph, const KernelSet& kernels, int threads, double tune_seconds)
-    : graph_(std::move(graph)), kernels_(kernels), threads_(threads), tune_seconds_(tune_seconds) {}
+    : graph_(std::move(graph)), kernels_(kernels), threads_(threads), tune_seconds_(tune_seconds) {
+  const Cost cost = cost_of(Program(graph_, kernels_, 1, threads_));
+  require_memory(graph_.bytes() + cost.peak(), graph_.limits());
+  require_work(cost.work, graph_.limits());
+}
+
+/// Bytes held now, as they are counted against the limit.
+double Engine::counted() const {
+  double bytes = graph_.bytes();
+  for (const auto& [images, p] : prepared_) bytes += p.bytes;
+  return bytes;
+}
 
 /// Lays the network out for `images` per group and tunes it, once. The mutex is held.
 Engine::Prepared& Engine::prepared(int images) {
   Prepared& p = prepared_[images];
   if (p.program) return p;
   auto program = std::make_unique<Program>(graph_, kernels_, images, threads_);
+  p.bytes = cost_of(*program).kept();
+  program->build();
   Team team(threads_);
   tune(*program, team, tune_seconds_);
   p.program = std::move(program);
@@ -46,7 +59,7 @@ void Engine::choose_crew(Prepared& p, Team& team) const {
   p.together = wall(Crew::Together) < alone * 0.88;
   if (!p.together) unshare(*p.program);
   // Only a clear loss counts: on a core that somebody else keeps busy just now, groups apart take their turns.
-  for (int i = 0; i < 3 && !p.apart; i++) {
+  for (int i = 0; i < 3 && !p.apart && (i == 0 || alone < kLongRun); i++) {
     const double now = i ? wall(Crew::Alone) : alone;  // it may be busier by now
     p.apart = wall(Crew::Apart) < 1.15 * now * threads_;
   }
@@ -60,13 +73,22 @@ double Engine::seconds(int images) {
   return p.seconds;
 }
 
+/// Larger groups are tried where they fit into the memory allowed, and where trying them does not take too long.
+bool Engine::worth_trying(int images) {
+  constexpr double longest = 4 * kLongRun;
+  if (prepared_.count(images) && prepared_[images].program) return true;
+  if (seconds(1) * images > longest) return false;
+  const Cost cost = cost_of(Program(graph_, kernels_, images, threads_));
+  return counted() + cost.peak() <= graph_.limits().memory;
+}
+
 /// The arrangement for a batch: few images in large pieces stay in the cache, many need no halos; measured.
 Engine::Prepared& Engine::prepared_for(int count) {
   int most = 1;
   while (most * 2 <= std::min(count, kernels_.lanes)) most *= 2;
   if (!chosen_.count(most)) {
     int best = 1;
-    for (int images = 2; images <= most; images *= 2) {
+    for (int images = 2; images <= most && worth_trying(images); images *= 2) {
       const double here = seconds(images), least = seconds(best);
       if (here < least) best = images;
       if (here > 1.15 * least) break;  // more will not be better
@@ -88,12 +110,12 @@ std::unique_ptr<Engine::Runner> Engine::borrow(Prepared& p) {
 }
 
 void Engine::prepare(int count) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<ForkMutex> lock(mutex_);
   prepared_for(count);
 }
 
 void Engine::run(const float* in, int count, float* out) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  std::unique_lock<ForkMutex> lock(mutex_);
   Prepared& p = prepared_for(count);
   auto runner = borrow(p);
   lock.unlock();
@@ -132,13 +154,13 @@ void Engine::run_groups(const Prepared& p, Runner& r, const float* in, int count
 }
 
 std::string Engine::describe(int count) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<ForkMutex> lock(mutex_);
   const Prepared& p = prepared_for(count);
   return dcil::describe(*p.program) + "threads " + (p.together ? "share" : "do not share") + " the layers of a group\n";
 }
 
 long Engine::memory() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<ForkMutex> lock(mutex_);
   long bytes = 0;
   for (const Op& op : graph_.ops()) bytes += long(op.weight.size()) * 8;
   for (const auto& [images, p] : prepared_) {

@@ -4,12 +4,15 @@
 #include <memory>
 #include <mutex>
 
+#include "cost.h"
+#include "forking.h"
 #include "tune.h"
 
 namespace dcil {
 
 class Engine {
  public:
+  /// Throws Error where the graph's limits do not allow what it asks for.
   Engine(Graph graph, const KernelSet& kernels, int threads, double tune_seconds);
 
   /// out[n] = network(in[n]) for `count` images.
@@ -34,6 +37,7 @@ class Engine {
     bool together = false;  // does a team that shares every layer beat one thread?
     bool apart = false;     // does a team whose threads have a group of images each?
     double seconds = 0;     // per image; 0: not measured yet
+    double bytes = 0;       // counted against the limit
     std::vector<std::unique_ptr<Runner>> idle;
     int runners = 0;
   };
@@ -42,6 +46,8 @@ class Engine {
   Prepared& prepared(int images);
   void choose_crew(Prepared& p, Team& team) const;
   double seconds(int images);
+  bool worth_trying(int images);
+  double counted() const;
   std::unique_ptr<Runner> borrow(Prepared& p);
   void run_groups(const Prepared& p, Runner& r, const float* in, int count, float* out) const;
 
@@ -49,7 +55,7 @@ class Engine {
   const KernelSet& kernels_;
   const int threads_;
   const double tune_seconds_;
-  mutable std::mutex mutex_;
+  mutable ForkMutex mutex_;
   std::map<int, Prepared> prepared_;  // by images per group
   std::map<int, int> chosen_;         // largest power of two that fits -> images per group
 };

@@ -87,10 +87,14 @@ void run_blocks(const Member& m, const Step& s, ConvArgs& a, const Tile& tile) {
 template <class Entry>
 void exchange_own(const Member& m, const Step& s, const Stream<Entry>& stream, int width, Range rows) {
   const Range own = entries(m, s, stream);
-  int end = own.end * width;
-  while (end > own.begin * width && stream.channel[end - 1] < 0) end--;  // the last four channels may be fewer
-  for (int value : {s.out, s.twin})
-    if (value >= 0) exchange(m, value, stream.channel.data() + own.begin * width, 0, end - own.begin * width, rows);
+  for (size_t part = 0; part + 1 < stream.parts.size(); part++) {
+    if (stream.parts[part] < own.begin || stream.parts[part + 1] > own.end) continue;
+    const int begin = stream.parts[part] * width;
+    int end = stream.parts[part + 1] * width;
+    while (end > begin && stream.channel[end - 1] < 0) end--;  // the last four channels of a part may be fewer
+    for (int value : {s.out, s.twin})
+      if (value >= 0) exchange(m, value, stream.channel.data() + begin, 0, end - begin, rows);
+  }
 }
 
 void run_conv(const Member& m, const Step& s) {

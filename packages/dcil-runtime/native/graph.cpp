@@ -1,12 +1,16 @@
 #include "graph.h"
 
 #include <algorithm>
+#include <cstdio>
 
 namespace dcil {
 
 namespace {
 
 constexpr long kMaxSide = 1 << 16, kMaxValues = 1L << 28, kMaxWeights = 1L << 29;
+constexpr size_t kMaxTensors = 1 << 13;  // placing them takes the square of their number
+constexpr long kMaxOperands = 1 << 16;
+constexpr double kGiB = 1L << 30;
 
 void require(bool ok, const char* what) {
   if (!ok) throw Error(what);
@@ -43,11 +47,32 @@ void check_activation(const Activation& act) {
 
 }  // namespace
 
-Graph::Graph(Shape input) { append(input); }
+void require_memory(double bytes, const Limits& limits) {
+  if (bytes <= limits.memory) return;
+  char text[200];
+  std::snprintf(text, sizeof text, "it asks for %.4g GiB of memory, more than the limit of %.4g GiB (raise max_memory to allow it)",
+                bytes / kGiB, limits.memory / kGiB);
+  throw Error(text);
+}
+
+void require_work(double work, const Limits& limits) {
+  if (work <= limits.work) return;
+  char text[200];
+  std::snprintf(text, sizeof text, "one image takes %.3g multiply-adds, more than the limit of %.3g (raise max_work to allow it)",
+                work, limits.work);
+  throw Error(text);
+}
+
+Graph::Graph(Shape input, Limits limits) : limits_(limits) { append(input); }
+
+void Graph::claim(double bytes) {
+  require_memory(bytes_ + bytes, limits_);
+  bytes_ += bytes;
+}
 
 int Graph::append(Shape shape) {
   check_shape(shape);
-  require(shapes_.size() < 100000, "more than 100000 tensors");
+  require(shapes_.size() < kMaxTensors, "more than 8192 tensors");
   shapes_.push_back(shape);
   return int(shapes_.size()) - 1;
 }
@@ -55,6 +80,8 @@ int Graph::append(Shape shape) {
 int Graph::add(Op op) {
   require(int(op.kind) >= 0 && int(op.kind) < kKinds, "an unknown operator");
   require(!op.in.empty(), "an operator has no input");
+  operands_ += long(op.in.size());
+  require(operands_ <= kMaxOperands, "the operators have more than 65536 inputs");
   for (int t : op.in) require(t >= 0 && t < int(shapes_.size()), "an operator reads a tensor that does not exist yet");
   if (op.kind != Kind::Concat && op.kind != Kind::Map) require(op.in.size() == 1, "an operator has two inputs");
   check_activation(op.act);

@@ -1,5 +1,6 @@
 // The network as the plan file states it: tensors of one image and the operators between them, checked as they come.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -40,13 +41,23 @@ struct Op {
   std::vector<float> weight, bias, scale, shift, twin_scale, twin_shift;
 };
 
+/// What a plan from anybody may ask for.
+struct Limits {
+  double memory = HUGE_VAL;  // bytes: weights, tables and the buffers of one call
+  double work = HUGE_VAL;    // multiply-adds, or operations that take about as long, for one image
+};
+
 class Graph {
  public:
-  explicit Graph(Shape input);
+  explicit Graph(Shape input, Limits limits = {});
+  /// Counts the memory of operators that are about to be copied in; throws Error beyond the limit.
+  void claim(double bytes);
   /// Checks the operator against the tensors so far and appends its output (and twin); throws Error.
   int add(Op op);
   const std::vector<Shape>& shapes() const { return shapes_; }
   const std::vector<Op>& ops() const { return ops_; }
+  const Limits& limits() const { return limits_; }
+  double bytes() const { return bytes_; }
   int output() const { return ops_.empty() ? 0 : ops_.back().out; }
 
  private:
@@ -57,6 +68,13 @@ class Graph {
 
   std::vector<Shape> shapes_;
   std::vector<Op> ops_;
+  Limits limits_;
+  double bytes_ = 0;
+  long operands_ = 0;
 };
+
+/// Throws Error that names the limit, what is asked for and how to raise it.
+void require_memory(double bytes, const Limits& limits);
+void require_work(double work, const Limits& limits);
 
 }  // namespace dcil

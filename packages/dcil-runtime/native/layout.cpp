@@ -1,6 +1,7 @@
 #include "layout.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace dcil {
 
@@ -14,6 +15,17 @@ bool Geometry::operator==(const Geometry& o) const {
   return same_tiles(o) && top == o.top && left == o.left && bottom == o.bottom && right == o.right && fill == o.fill;
 }
 
+namespace {
+
+int floor_div(int a, int b) { return (a >= 0 ? a : a - b + 1) / b; }
+
+/// Does the halo along one side reach further than any of `tiles` sub-tiles of `size` has a neighbour?
+bool beyond(int before, int size, int after, int tiles) {
+  return -floor_div(-before, size) >= tiles || floor_div(size + after - 1, size) >= tiles;
+}
+
+}  // namespace
+
 Layout::Layout(const Shape& s, const Geometry& g, const Lanes& l) : shape(s), geometry(g), lanes(l) {
   if (g.flat) {
     row_ = plane_ = origin_ = 0;
@@ -25,10 +37,20 @@ Layout::Layout(const Shape& s, const Geometry& g, const Lanes& l) : shape(s), ge
   const long line = 16;  // floats in a cache line
   plane_ = ((plane_ + line - 1) / line | 1) * line;  // an odd number of lines spreads channels over the cache's sets
   origin_ = g.top * row_ + long(g.left) * l.count;
+  if (double(plane_) * s.c * 4 >= double(1L << 31)) throw Error("a tensor needs more than 2 GiB for one group of images");
   size_ = plane_ * s.c;
-  if (size_ * 4 >= (1L << 31)) throw Error("a tensor needs more than 2 GiB for one group of images");
+  keeps_zeros_ = beyond(g.top, g.height, g.bottom, l.rows) || beyond(g.left, g.width, g.right, l.columns);
+}
+
+void Layout::build() {
+  if (geometry.flat) return;
   build_mask();
   build_moves();
+}
+
+long Layout::halo_vectors() const {
+  const Geometry& g = geometry;
+  return long(g.top + g.height + g.bottom) * (g.left + g.width + g.right) - vectors();
 }
 
 long Layout::address(int image, int y, int x) const {
@@ -45,15 +67,14 @@ bool Layout::inside(int lane, int y, int x) const {
 
 void Layout::build_mask() {
   const Geometry& g = geometry;
-  if (lanes.rows * g.height == shape.h && lanes.columns * g.width == shape.w) return;
+  if (!has_mask()) return;
+  mask_.reserve(size_t(vectors()) * lanes.count);
   for (int y = 0; y < g.height; y++)
     for (int x = 0; x < g.width; x++)
       for (int lane = 0; lane < lanes.count; lane++) mask_.push_back(inside(lane, y, x) ? -1 : 0);
 }
 
 namespace {
-
-int floor_div(int a, int b) { return (a >= 0 ? a : a - b + 1) / b; }
 
 /// The permutation that fetches from the sub-tile `dy` rows down and `dx` columns right; empty if no lane has one.
 std::vector<int32_t> lane_shift(const Lanes& l, int dy, int dx) {
@@ -72,6 +93,7 @@ std::vector<int32_t> lane_shift(const Lanes& l, int dy, int dx) {
 
 /// Which of `orders` fetches from the sub-tile (dy, dx) away; -1 when no lane has one there.
 int Layout::order_of(int dy, int dx) {
+  if (std::abs(dy) >= lanes.rows || std::abs(dx) >= lanes.columns) return -1;
   const auto found = known_orders_.find({dy, dx});
   if (found != known_orders_.end()) return found->second;
   const auto order = lane_shift(lanes, dy, dx);
@@ -90,13 +112,13 @@ void Layout::build_moves() {
     for (int x = -g.left; x < g.width + g.right; x++) {
       const int dy = floor_div(y, g.height), dx = floor_div(x, g.width);
       const int order = dy || dx ? order_of(dy, dx) : -1;
-      if (order < 0) {
-        keeps_zeros_ |= dy || dx;
-        continue;
-      }
+      if (order < 0) continue;
       const int from_y = y - dy * g.height, from_x = x - dx * g.width;
       from_row[size_t(from_y)].push_back({place(y, x), place(from_y, from_x), order});
     }
+  size_t count = 0;
+  for (const auto& row : from_row) count += row.size();
+  moves.reserve(count);
   for (const auto& row : from_row) {
     moves_of_row.push_back(int(moves.size()));
     moves.insert(moves.end(), row.begin(), row.end());

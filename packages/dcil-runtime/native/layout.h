@@ -26,10 +26,11 @@ struct Geometry {
 
 struct Move;
 
-/// A tensor's geometry with everything that can be computed from it once.
+/// A tensor's geometry: its sizes at once, and with `build` the tables that are computed from it.
 class Layout {
  public:
   Layout(const Shape& shape, const Geometry& geometry, const Lanes& lanes);
+  void build();
 
   long floats() const { return size_; }  // of a whole group of images
   Planes planes(float* base) const { return {base + origin_, plane_, row_}; }
@@ -44,6 +45,9 @@ class Layout {
   /// Is some of the halo never written, because no sub-tile holds it? Then its zeros must outlive the value.
   bool keeps_zeros() const { return keeps_zeros_; }
   bool inside(int lane, int y, int x) const;  // is this vector position a pixel of the image?
+  long vectors() const { return long(geometry.height) * geometry.width; }  // of one channel, without the halo
+  long halo_vectors() const;
+  bool has_mask() const { return lanes.rows * geometry.height != shape.h || lanes.columns * geometry.width != shape.w; }
 
   const Shape shape;
   const Geometry geometry;

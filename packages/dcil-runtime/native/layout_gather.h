@@ -8,6 +8,7 @@ std::vector<int32_t> gather_table(const Layout& to, Source source) {
   const Lanes& l = to.lanes;
   std::vector<int32_t> table;
   const int halo = to.gathers_halo();
+  table.reserve(size_t(to.vectors() + halo * to.halo_vectors()) * l.count);
   for (int y = -g.top * halo; y < g.height + g.bottom * halo; y++)
     for (int x = -g.left * halo; x < g.width + g.right * halo; x++)
       for (int lane = 0; lane < l.count; lane++) {

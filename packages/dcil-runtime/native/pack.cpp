@@ -67,6 +67,7 @@ Stream<Tap> pack_block(const Op& op, const Distances& where, const std::vector<s
     }
     s.parts.push_back(int(s.channel.size()));
   }
+  s.taps.shrink_to_fit();
   return s;
 }
 
@@ -89,6 +90,7 @@ Stream<QuadTap> pack_quads(const Op& op, const Distances& where, std::vector<std
     }
     s.parts.push_back(int(s.channel.size() / 4));
   }
+  s.taps.shrink_to_fit();
   return s;
 }
 

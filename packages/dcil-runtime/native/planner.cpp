@@ -70,15 +70,14 @@ Step& Planner::add_step(Work work, const Op* op, std::vector<int> in, int out) {
 
 /// A copy in another layout; consumers that need the same sub-tiles share it.
 int Planner::copied(int value, Geometry geometry) {
-  for (const auto& [from, copy] : copies_) {
-    Geometry& has = p_.values[copy].geometry;
-    if (from != value || !has.same_tiles(geometry) || has.fill != geometry.fill) continue;
-    widen(has, geometry);
-    return copy;
+  const auto known = copies_.find({value, geometry.height, geometry.width, geometry.fill});
+  if (known != copies_.end()) {
+    widen(p_.values[known->second].geometry, geometry);
+    return known->second;
   }
   const int copy = add_value(p_.values[value].shape, geometry, p_.values[value].nonnegative);
   add_step(Work::Gather, nullptr, {value}, copy);
-  copies_.push_back({value, copy});
+  copies_[{value, geometry.height, geometry.width, geometry.fill}] = copy;
   return copy;
 }
 

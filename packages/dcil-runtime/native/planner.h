@@ -1,5 +1,8 @@
 // Decides how every tensor lies, operator by operator, and inserts copies where a consumer needs another layout.
 #pragma once
+#include <map>
+#include <tuple>
+
 #include "program.h"
 
 namespace dcil {
@@ -28,7 +31,7 @@ class Planner {
   Step& add_step(Work work, const Op* op, std::vector<int> in, int out);
 
   Program& p_;
-  std::vector<std::pair<int, int>> copies_;  // value, copy
+  std::map<std::tuple<int, int, int, float>, int> copies_;  // value, height and width of sub-tiles, fill -> copy
   std::vector<int> value_of_;  // tensor of the graph -> its value
 };
 

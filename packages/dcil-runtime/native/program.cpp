@@ -18,21 +18,19 @@ namespace dcil {
 Program::Program(const Graph& g, const KernelSet& k, int images, int threads)
     : graph(g), kernels(k), lanes(arrange(k.lanes, images)), threads(threads) {
   Planner(*this).plan();
-  lay_out();
+  if (double(lanes.count) * double(g.shapes()[0].size()) >= double(1L << 31)) throw Error("the input is too large");
+  for (Value& v : values) v.layout = std::make_unique<Layout>(v.shape, v.geometry, lanes);
+  for (Step& step : steps) step.one_row = step.work == Work::Conv && is_one_row(step);
   assign_slots();
 }
 
-void Program::lay_out() {
-  for (Value& v : values) v.layout = std::make_unique<Layout>(v.shape, v.geometry, lanes);
+void Program::build() {
+  for (Value& v : values) v.layout->build();
   const Shape in = graph.shapes()[0];
   input_table = gather_table(*values[0].layout, [&](int image, int y, int x) {
     return long(image) * in.size() + long(y) * in.w + x;
   });
-  if (long(lanes.count) * in.size() >= (1L << 31)) throw Error("the input is too large");
-  for (Step& step : steps) {
-    fill_tables(*this, step);
-    step.one_row = step.work == Work::Conv && is_one_row(step);
-  }
+  for (Step& step : steps) fill_tables(*this, step);
 }
 
 bool Program::is_one_row(const Step& step) const {

@@ -37,7 +37,9 @@ struct Step {
 
 class Program {
  public:
+  /// Plans only: what it will take is known (cost.h) before `build` allocates it.
   Program(const Graph& graph, const KernelSet& kernels, int images, int threads);
+  void build();
 
   const Graph& graph;
   const KernelSet& kernels;
@@ -64,7 +66,6 @@ class Program {
     int from, until;
     long offset;
   };
-  void lay_out();
   bool is_one_row(const Step& step) const;
   void assign_slots();
   int slot_for(const Value& value, int now);

@@ -11,6 +11,7 @@ void fill_gather(const Layout& from, const Layout& to, Step& step) {
 }
 
 void fill_distances(const Layout& in, const Window& w, Step& step) {
+  step.table.reserve(size_t(w.kh) * w.kw);
   for (int ky = 0; ky < w.kh; ky++)
     for (int kx = 0; kx < w.kw; kx++)
       step.table.push_back(int32_t((long(ky) * w.dy * in.row() + long(kx) * w.dx * in.lanes.count) * 4));
@@ -26,6 +27,7 @@ int counted(int o, int size, int kernel, int stride, int before, int pad, bool c
 void fill_scale(const Layout& in, const Layout& out, const Op& op, Step& step) {
   const Window& w = op.window;
   const bool pad = op.count_pad != 0;
+  step.scale.reserve(size_t(out.vectors()) * out.lanes.count);
   for (int y = 0; y < out.geometry.height; y++)
     for (int x = 0; x < out.geometry.width; x++)
       for (int lane = 0; lane < out.lanes.count; lane++) {
@@ -36,7 +38,6 @@ void fill_scale(const Layout& in, const Layout& out, const Op& op, Step& step) {
         step.scale.push_back(out.inside(lane, y, x) && n > 0 ? 1.0f / float(n) : 0.0f);
       }
 }
-
 
 }  // namespace
 

@@ -1,6 +1,12 @@
 #include "team.h"
 
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "forking.h"
 
 namespace dcil {
 
@@ -25,18 +31,36 @@ void Barrier::wait(int members) {
   }
 }
 
-Team::Team(int size) {
+/// The threads besides the caller's, and what they wait on.
+class Team::Crew {
+ public:
+  explicit Crew(int others);
+  ~Crew() { stop(); }
+  void run(const std::function<void(int)>& job);
+  const unsigned generation = fork_generation();
+
+ private:
+  void serve(int member);
+  void stop();
+
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<int> round_{0}, busy_{0};
+  const std::function<void(int)>* job_ = nullptr;
+  bool stop_ = false;
+};
+
+Team::Crew::Crew(int others) {
   try {
-    for (int i = 1; i < size; i++) threads_.emplace_back([this, i] { serve(i); });
+    for (int i = 1; i <= others; i++) threads_.emplace_back([this, i] { serve(i); });
   } catch (...) {  // the system has no more threads
     stop();
     throw;
   }
 }
 
-Team::~Team() { stop(); }
-
-void Team::stop() {
+void Team::Crew::stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;
@@ -46,8 +70,7 @@ void Team::stop() {
   for (auto& thread : threads_) thread.join();
 }
 
-void Team::run(const std::function<void(int)>& job) {
-  if (threads_.empty()) return job(0);
+void Team::Crew::run(const std::function<void(int)>& job) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     job_ = &job;
@@ -59,7 +82,7 @@ void Team::run(const std::function<void(int)>& job) {
   watch([&] { return busy_.load(std::memory_order_acquire) == 0; });
 }
 
-void Team::serve(int member) {
+void Team::Crew::serve(int member) {
   for (int seen = 0;;) {
     // The next job often comes at once; a sleeping thread would miss most of it.
     const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(100);
@@ -76,6 +99,23 @@ void Team::serve(int member) {
     (*job)(member);
     busy_.fetch_sub(1, std::memory_order_acq_rel);
   }
+}
+
+Team::Team(int size) : size_(size) {
+  if (size > 1) crew_ = std::make_unique<Crew>(size - 1);
+}
+
+Team::~Team() { forget_lost(); }
+
+void Team::forget_lost() {
+  if (crew_ && crew_->generation != fork_generation()) (void)crew_.release();
+}
+
+void Team::run(const std::function<void(int)>& job) {
+  if (size_ == 1) return job(0);
+  forget_lost();
+  if (!crew_) crew_ = std::make_unique<Crew>(size_ - 1);
+  crew_->run(job);
 }
 
 }  // namespace dcil

@@ -1,11 +1,8 @@
 // A few threads that run one function together, and a barrier for them.
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <memory>
 
 namespace dcil {
 
@@ -22,22 +19,20 @@ class Team {
  public:
   explicit Team(int size);
   ~Team();
-  int size() const { return int(threads_.size()) + 1; }
-  /// job(0) on the caller's thread and job(1), ... on the others; returns when all are done.
+  int size() const { return size_; }
+  /// job(0) on the caller's thread and job(1), ... on the others; returns when all are done. After a fork the child's
+  /// first call starts threads of its own.
   void run(const std::function<void(int)>& job);
 
   Barrier barrier;
 
  private:
-  void serve(int member);
-  void stop();
+  class Crew;
+  /// Gives up threads that a fork left in another process, with all that they may hold or wait on: it is leaked.
+  void forget_lost();
 
-  std::vector<std::thread> threads_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::atomic<int> round_{0}, busy_{0};
-  const std::function<void(int)>* job_ = nullptr;
-  bool stop_ = false;
+  const int size_;
+  std::unique_ptr<Crew> crew_;
 };
 
 }  // namespace dcil

@@ -67,7 +67,7 @@ class Tuner {
 double Tuner::measure(const Step& step, int runs, bool together, double best) {
   double least = 1e30;
   for (int i = 0; i < runs; i++) {
-    if (i > 0 && least > 1.5 * best) break;
+    if (i > 0 && (least > 1.5 * best || least > kLongRun)) break;
     const int times = i == 0 ? 1 : std::max(1, std::min(20, int(100e-6 / least)));  // reading the clock costs a bit
     const double begin = together ? now() : worked();
     for (int k = 0; k < times; k++) {
@@ -137,7 +137,7 @@ void Tuner::search(Step& step) {
   trials_.clear();
   const int inputs = p_.values[step.in[0]].shape.c;
   set(step, standard(step));
-  measure(step, 1);  // warms up
+  if (measure(step, 1) > kLongRun && now() > deadline_) return;  // warms up
   try_quads(step);
   for (int t : fitting_tiles(step)) try_one(step, {t, 1, Method::Tiles, Split::None}, 3);
   const auto good = best(5);
@@ -195,7 +195,7 @@ bool Tuner::rows_suffice(const Step& step) const {
 
 /// With several threads: alone, by rows or by output channels, whichever is fastest.
 void Tuner::share_out(Step& step) {
-  if (team_.size() == 1) return;
+  if (team_.size() == 1 || now() > deadline_ + kLongRun) return;
   const Choice alone = step.choice;
   Choice fastest = alone;
   double least = measure(step, 4, true);
@@ -286,7 +286,7 @@ Seconds time_program(const Program& program, Team& team, Crew crew) {
   };
   Seconds least{1e30, 1e30};
   const double begin = now();
-  for (int i = 0; i < 20 && (i < 2 || now() - begin < 0.1); i++) {
+  for (int i = 0; i < 20 && now() - begin < (i < 2 ? kLongRun : 0.1); i++) {
     const double wall = now(), work = worked();
     if (crew == Crew::Alone)
       job(0);

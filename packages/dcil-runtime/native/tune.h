@@ -12,6 +12,9 @@ double worked();
 /// sensible default.
 void tune(Program& program, Team& team, double seconds);
 
+/// Seconds; what takes longer is measured once.
+constexpr double kLongRun = 1;
+
 /// The smallest of a few runs: one thread on one group of images, a team that shares every layer of one group, or a
 /// team whose every thread has a group of its own.
 enum class Crew { Alone, Together, Apart };

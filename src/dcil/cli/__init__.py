@@ -54,11 +54,15 @@ def attempt(words: Sequence[str]) -> int:
         where = "standard output" if error.filename is None else error.filename
         streams.complain(f"{where}: {error.strerror or error}")
         return EXIT_WRONG_INPUT
-    except MemoryError:
-        streams.complain("out of memory; a smaller --batch or model needs less")
-        return EXIT_FAILED
     except RecursionError:
         streams.complain("the model, or a file, is nested too deeply to be read; choose a smaller one")
+        return EXIT_FAILED
+    except (MemoryError, RuntimeError) as error:  # torch reports either way
+        from dcil.train.out_of_memory import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        streams.complain("memory does not suffice; a smaller --batch or model needs less")
         return EXIT_FAILED
     except KeyboardInterrupt:
         streams.complain("interrupted")

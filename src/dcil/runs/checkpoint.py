@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dcil.identity import StateError
 from dcil.net import SparseNet
 from dcil.runs.damage import ANEW, CONTENT_ERRORS, UnreadableFile, naming_file
 from dcil.runs.tensors import digest, whole, write_tensors
@@ -54,8 +55,8 @@ class Checkpoint:
             raise ValueError(f"tensor {strange[0]!r} belongs to no checkpoint")
         try:
             net.load_state_dict({k.removeprefix("net."): v for k, v in self.tensors.items() if k.startswith("net.")})
-        except RuntimeError as error:  # a heading, then a line for each difference
-            raise ValueError(f"it is of another network: {(str(error).splitlines()[1:] or ['?'])[0].strip()}") from None
+        except StateError as error:
+            raise ValueError(f"it is of another network: {error}") from None
         if not net.steps_done == int(self.notes["step"]) == self.epoch * net.method.epoch_steps > 0:
             raise ValueError(f"epoch {self.epoch} and step {self.notes['step']} do not fit its {net.steps_done} steps")
         if optimizer is not None:

@@ -1,7 +1,12 @@
 // Random networks through every kernel set, batch size and thread count, for the sanitizers to watch; results are held
 // against a convolution written as its definition. (The Python tests compare with torch.)
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <memory>
 #include <random>
 #include <thread>
 
@@ -139,6 +144,67 @@ bool check_callers(const KernelSet& kernels) {
   return shared.memory() > 0 && !shared.describe(1).empty();
 }
 
+/// Four channels at a time, dealt to two threads so that neither has a multiple of four, computed by one alone.
+bool check_dealt_quads(const KernelSet& kernels) {
+  const Shape in{3, 16, 16};
+  Graph graph(in);
+  graph.add(convolution(in, 6, {3, 3, 1, 1, 1, 1, 1, 1, 1, 1}, 1, 1.0));
+  Op next = convolution(graph.shapes()[1], 1, {3, 3, 1, 1, 1, 1, 1, 1, 1, 1}, 1, 1.0);
+  next.in = {1};
+  graph.add(next);
+  Program program(graph, kernels, 1, 2);
+  program.build();
+  Team alone(1);
+  tune(program, alone, 0);
+  const auto x = noise(size_t(in.size()));
+  const auto result = [&] {
+    Arena arena(program);
+    Aligned<float> scratch(size_t(program.scratch_floats()));
+    const Member m{program, arena, scratch.data(), 0, 1};
+    std::vector<float> y(size_t(graph.shapes()[2].size()));
+    load_input(m, x.data(), 1);
+    run_steps(m, alone);
+    store_output(m, y.data(), 1);
+    return y;
+  };
+  const auto want = result();
+  Step& first = program.steps[0];
+  first.choice.method = Method::Quads;
+  first.choice.split = Split::Channels;
+  first.packed = pack(*first.op, *program.values[first.in[0]].layout, first.choice, 2);
+  return close(want, result().data());
+}
+
+/// Forks while a caller is at work; returns whether the child computes the same and frees its copy.
+[[maybe_unused]] bool check_forks(const KernelSet& kernels) {
+  const Graph graph = everything();
+  const auto x = noise(9 * size_t(graph.shapes()[0].size()));
+  auto shared = std::make_unique<Engine>(graph, kernels, 2, 0.02);
+  std::vector<float> want(9 * 5);
+  shared->run(x.data(), 9, want.data());
+  std::atomic<bool> done{false};
+  std::thread caller([&] {
+    for (std::vector<float> y(9 * 5); !done;) shared->run(x.data(), 9, y.data());
+  });
+  bool good = true;
+  for (int i = 0; i < 5; i++) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(60);
+      std::vector<float> y(9 * 5);
+      shared->run(x.data(), 9, y.data());
+      shared.reset();
+      _exit(y == want ? 0 : 1);
+    }
+    int status = 1;
+    waitpid(child, &status, 0);
+    good &= status == 0;
+  }
+  done = true;
+  caller.join();
+  return good;
+}
+
 }  // namespace
 
 int main() {
@@ -148,6 +214,10 @@ int main() {
     if (!kernels) continue;
     for (int i = 0; i < 40; i++) failed += !check_convolution(*kernels);
     failed += !check_callers(*kernels);
+    failed += !check_dealt_quads(*kernels);
+#ifndef __SANITIZE_THREAD__  // ThreadSanitizer does not support threads in a child of several
+    failed += !check_forks(*kernels);
+#endif
   }
   std::printf("%d failures\n", failed);
   return failed != 0;

@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import stat
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,6 +32,10 @@ ARRAYS = {
     "index": "<u4",
     **dict.fromkeys(("weight", "bias", "scale", "shift", "twin_scale", "twin_shift"), "<f4"),
 }
+#: Bytes, unless the caller says otherwise.
+MAX_MEMORY = 4 << 30
+#: Bytes of META, far above what the operators allowed can take: as Python objects JSON takes tens of times its size.
+MAX_META = 16 << 20
 #: An activation and its two numbers; clamp's are its ends.
 Activation = tuple[str, float, float]
 NO_ACTIVATION: Activation = ("none", 0.0, 0.0)
@@ -86,15 +92,30 @@ def write(network: Network, file: str | Path) -> None:
     Path(file).write_bytes(HEADER.pack(MAGIC, VERSION, 0, len(text), len(data), digest) + text + data)
 
 
-def read(file: str | Path) -> Network:
-    """Read and check a plan file; raise PlanError if it is damaged."""
-    raw = Path(file).read_bytes()
+def read(file: str | Path, max_memory: float | None = MAX_MEMORY) -> Network:
+    """Read and check a plan file; raise PlanError if it is damaged or larger than ``max_memory``."""
     try:
-        return _parse(raw)
+        return _parse(_content(file, math.inf if max_memory is None else max_memory))
     except PlanError as error:
         raise PlanError(f"{file} is not a usable plan: {error}") from None
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         raise PlanError(f"{file} is not a usable plan: {type(error).__name__}: {str(error)[:100]}") from None
+
+
+def _content(file: str | Path, most: float) -> bytes:
+    """Return the bytes of a regular file; opening a pipe would wait for its writer, reading a device never end."""
+    descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        found = os.fstat(descriptor)
+        _require(stat.S_ISREG(found.st_mode), "it is not a regular file")
+        _require(
+            found.st_size <= most,
+            f"it has {found.st_size} bytes, more than the limit of {most:.0f} (raise max_memory to allow it)",
+        )
+        with open(descriptor, "rb", closefd=False) as stream:
+            return stream.read(found.st_size)
+    finally:
+        os.close(descriptor)
 
 
 def _op_to_json(op: Op, blobs: list[bytes]) -> dict[str, Any]:
@@ -139,15 +160,16 @@ def _parse(raw: bytes) -> Network:
     _, version, zero, meta_size, data_size, digest = HEADER.unpack_from(raw)
     _require(version == VERSION and zero == 0, f"version {version} instead of {VERSION}")
     _require(HEADER.size + meta_size + data_size == len(raw), "it has been cut short or grown")
+    _require(meta_size <= MAX_META, f"its description has {meta_size} bytes, more than {MAX_META}")
     body = memoryview(raw)[HEADER.size :]
     _require(hashlib.sha256(body).digest() == digest, "its checksum is wrong")
-    meta = json.loads(bytes(body[:meta_size]))
+    meta = json.loads(str(body[:meta_size], "utf-8"), object_pairs_hook=_unique)
     data = body[meta_size:]
     _keys(meta, {"input", "ranks", "notes", "ops"})
     shape, ranks = _ints(meta["input"], 3, 1, 1 << 24), _ints(meta["ranks"], 2, 2, 4)
     _require(3 not in ranks and (ranks[0] == 4 or shape[1:] == (1, 1)), "the input's rank")
     notes = meta["notes"]
-    _require(isinstance(notes, dict) and all(isinstance(v, str) for v in notes.values()), "its notes")
+    _require(isinstance(notes, dict) and all(_is_text(v) for pair in notes.items() for v in pair), "its notes")
     _require(isinstance(meta["ops"], list), "its operators")
     ops = [_op_from_json(entry, data) for entry in meta["ops"]]
     return Network((shape[0], shape[1], shape[2]), ops, ranks[0], ranks[1], notes)
@@ -172,6 +194,17 @@ def _op_from_json(entry: Any, data: memoryview) -> Op:
         twin_act=_act_from_json(entry["twin_act"]),
         arrays=arrays,
     )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    _require(len(found) == len(pairs), "a field is there twice")
+    return found
+
+
+def _is_text(value: Any) -> bool:
+    """Return whether it is a string that can be written: no half of a surrogate pair."""
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def _keys(entry: Any, wanted: set[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from dcil_runtime.format import ACTIVATIONS, KINDS, Activation, Network, Op, PlanError
 
 LIBRARY = Path(__file__).with_name("_native.so")
-ABI = 1
+ABI = 2
 ERROR_SIZE = 256
 
 
@@ -50,8 +51,9 @@ def library(path: Path = LIBRARY) -> Any:
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "dcil_abi": (integer, []),
         "dcil_isa": (text, [text]),
-        "dcil_graph": (pointer, [integer, integer, integer, text]),
+        "dcil_graph": (pointer, [integer, integer, integer, ctypes.c_double, ctypes.c_double, text]),
         "dcil_graph_free": (None, [pointer]),
+        "dcil_claim": (integer, [pointer, ctypes.c_double, text]),
         "dcil_add": (integer, [pointer, ctypes.POINTER(OpStruct), text]),
         "dcil_shape": (None, [pointer, integer, pointer]),
         "dcil_engine": (pointer, [pointer, text, integer, ctypes.c_double, text]),
@@ -90,11 +92,13 @@ def text_of(error: Any) -> str:
 class Graph:
     """Build the network inside the native module, which checks every operator against the shapes before it."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, max_memory: float = math.inf, max_work: float = math.inf) -> None:
         self.lib = library()
         error = message()
-        self.handle = self.lib.dcil_graph(*network.input, error)
+        self.handle = self.lib.dcil_graph(*network.input, max_memory, max_work, error)
         if not self.handle:
+            raise PlanError(text_of(error))
+        if self.lib.dcil_claim(self.handle, sum(map(_bytes, network.ops)), error) != 0:
             raise PlanError(text_of(error))
         self.output = 0
         for number, op in enumerate(network.ops):
@@ -119,14 +123,18 @@ class Graph:
         return found[0], found[1], found[2]
 
 
+def _bytes(op: Op) -> float:
+    """Return what the operator takes in the native module: weights with their positions, as if none were zero."""
+    weights = op.arrays["weight"].size if "weight" in op.arrays else 0
+    vectors = [array.size for name, array in op.arrays.items() if name not in ("index", "weight")]
+    starts = 8 * (max(vectors, default=0) + 1)
+    return 500 + 8 * weights + 4 * sum(vectors) + starts + 4 * len(op.inputs)
+
+
 def _struct(op: Op) -> tuple[OpStruct, list[Any]]:
     """Return the operator as a C struct, and the arrays that it points into."""
-    arrays = dict(op.arrays)
-    if "weight" in arrays and "index" not in arrays:
-        kept = np.flatnonzero(arrays["weight"])
-        arrays |= {"index": kept, "weight": np.asarray(arrays["weight"]).reshape(-1)[kept]}
-    kinds = {name: np.uint32 if name == "index" else np.float32 for name in arrays}
-    arrays = {name: np.require(array, kinds[name], ["C", "A"]) for name, array in arrays.items()}
+    kinds = {name: np.uint32 if name == "index" else np.float32 for name in op.arrays}
+    arrays = {name: np.require(array, kinds[name], ["C", "A"]) for name, array in op.arrays.items()}
     _same_length(arrays)
     inputs = np.array(op.inputs, np.int32)
     lengths = [array.size for name, array in arrays.items() if name not in ("index", "weight")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dcil_runtime.format import Network, PlanError, read
+from dcil_runtime.format import MAX_MEMORY, Network, PlanError, read
 from dcil_runtime.native import Graph, instruction_set, library, message, text_of
+
+#: Multiply-adds for one image: twice those of VGG-16 at 224 x 224, unpruned.
+MAX_WORK = 1 << 35
 
 
 class Plan:
@@ -21,9 +25,23 @@ class Plan:
     of each batch size class (1, 2-3, 4-7, 8 and more) lays the network out in up to five ways and tunes every layer,
     for about ``tune_seconds`` each; ``prepare`` does that beforehand. ``isa`` forces kernels: avx512, avx2, portable;
     the environment's DCIL_ISA does the same.
+
+    A plan that asks for more than ``max_memory`` bytes (weights, tables and the buffers of one call; concurrent calls
+    have buffers of their own) or more than ``max_work`` multiply-adds for one image raises PlanError before anything of
+    that size is allocated; None lifts the limit. Larger groups of images are tried as far as ``max_memory`` goes.
+
+    A plan works on in a forked child, with threads of its own and to the same bits. A fork waits for tuning under way.
     """
 
-    def __init__(self, network: Network, threads: int = 1, isa: str = "", tune_seconds: float = 1.5) -> None:
+    def __init__(
+        self,
+        network: Network,
+        threads: int = 1,
+        isa: str = "",
+        tune_seconds: float = 1.5,
+        max_memory: float | None = MAX_MEMORY,
+        max_work: float | None = MAX_WORK,
+    ) -> None:
         isa = isa or os.environ.get("DCIL_ISA", "")
         found = instruction_set(isa)
         if found is None:
@@ -32,7 +50,8 @@ class Plan:
             raise ValueError(f"threads must be >= 1, got {threads}")
         self.isa, self.threads = found, threads
         self._lib = library()
-        graph = Graph(network)
+        self.max_memory = _limit("max_memory", max_memory)
+        graph = Graph(network, self.max_memory, _limit("max_work", max_work))
         self.input_shape: tuple[int, ...] = network.input if network.input_rank == 4 else network.input[:1]
         out = graph.shape(graph.output)
         if network.output_rank == 2 and out[1:] != (1, 1):
@@ -53,6 +72,12 @@ class Plan:
         x = np.ascontiguousarray(images, dtype=np.float32)
         if x.shape[1:] != self.input_shape or x.ndim != len(self.input_shape) + 1:
             raise ValueError(f"images of shape {x.shape}, but this network takes (n, {str(self.input_shape)[1:-1]})")
+        output_bytes = 4 * len(x) * math.prod(self.output_shape)
+        if output_bytes > self.max_memory:
+            raise PlanError(
+                f"the output of {len(x)} images takes {output_bytes} bytes, more than the limit of "
+                f"{self.max_memory:.0f} (give fewer images, or raise max_memory)"
+            )
         y = np.empty((len(x), *self.output_shape), np.float32)
         if len(x):
             self._call(self._lib.dcil_run, _address(x), len(x), _address(y))
@@ -90,9 +115,24 @@ def _address(array: NDArray[np.float32]) -> int:
         return int(array.ctypes.data)
 
 
-def load(file: str | Path, threads: int = 1, isa: str = "", tune_seconds: float = 1.5) -> Plan:
-    """Load and check a plan file; raise PlanError if it is damaged."""
+def _limit(name: str, value: float | None) -> float:
+    if value is None:
+        return math.inf
+    if not value > 0:
+        raise ValueError(f"{name} must be > 0, got {value} (None: no limit)")
+    return float(value)
+
+
+def load(
+    file: str | Path,
+    threads: int = 1,
+    isa: str = "",
+    tune_seconds: float = 1.5,
+    max_memory: float | None = MAX_MEMORY,
+    max_work: float | None = MAX_WORK,
+) -> Plan:
+    """Load and check a plan file; raise PlanError if it is damaged or asks for more than the limits allow."""
     try:
-        return Plan(read(file), threads, isa, tune_seconds)
+        return Plan(read(file, max_memory), threads, isa, tune_seconds, max_memory, max_work)
     except PlanError as error:
         raise PlanError(str(error) if str(file) in str(error) else f"{file} is not a usable plan: {error}") from None
