@@ -6,7 +6,7 @@ RUNTIME := packages/dcil-runtime
 # The networks of the tests are tiny: a process per core is faster than two threads in one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-all test-stacks lint native sanitize dist bench clean
+.PHONY: demo test test-all test-stacks lint native sanitize dist bench clean docs docs-test chromium
 
 .venv/ready: pyproject.toml $(RUNTIME)/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -60,4 +60,26 @@ bench: .venv/ready
 	$(BIN)/dcil bench step
 
 clean:
-	rm -rf .venv .venv-stacks demo dist
+	rm -rf .venv .venv-stacks .venv-docs build demo dist docs/auto_gallery
+
+# The site: build/docs/index.html. Its environment is its own; nothing is loaded from the network when it is read.
+.venv-docs/ready: pyproject.toml $(RUNTIME)/pyproject.toml constraints.txt constraints-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-docs.txt \
+		--editable $(RUNTIME) --editable '.[docs]'
+	touch $@
+
+docs: .venv-docs/ready
+	rm -rf build/docs build/doctrees docs/auto_gallery
+	OMP_NUM_THREADS=1 .venv-docs/bin/python -m sphinx -W --keep-going -q -d build/doctrees docs build/docs
+	@echo "The site is build/docs/index.html."
+
+# The site in a real browser: links, search, console, copied code, screenshots in build/screenshots.
+docs-test: docs chromium
+	.venv-docs/bin/python -m pytest tests/docs
+
+chromium:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q chromium; } || \
+		{ echo "docs-test needs Chromium: sudo apt-get install -y chromium"; exit 1; }
+
+test-all: docs-test
