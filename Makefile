@@ -6,7 +6,7 @@ RUNTIME := packages/dcil-runtime
 # The networks of the tests are tiny: a process per core is faster than two threads in one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-all test-stacks lint native sanitize dist bench clean docs docs-test chromium
+.PHONY: demo test test-all test-stacks torture lint native sanitize dist bench clean docs docs-test chromium
 
 .venv/ready: pyproject.toml $(RUNTIME)/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -38,6 +38,12 @@ test: lint
 
 test-all: lint sanitize
 	$(PYTEST) --cov
+	$(MAKE) torture
+
+# Kills, failing disks, damaged files, wrong input, and mutants of the core; the figures are in build/torture.json.
+# DCIL_TORTURE_SEED=N chooses other cases, DCIL_TORTURE_FACTOR=N as many times more of them.
+torture: .venv/ready
+	$(BIN)/python tests/torture
 
 # Lightning, transformers and the other frameworks, the real packages: tests/stacks.
 test-stacks: .venv-stacks/ready

@@ -196,6 +196,15 @@ def test_versions_of_formats_are_the_codes():
     assert len(promised) == 4 and all(f'"{name}"' in code for name in promised)
 
 
+def test_the_page_of_reliability_lists_every_attack():
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    named = re.search(r"^ATTACKS = \{(.*?)^\}", (ROOT / "tests" / "torture" / "__main__.py").read_text(), re.M | re.S)
+    assert named is not None
+    for module, title in re.findall(r'"(\w+)": "([^"]+)"', named[1]):
+        assert (ROOT / "tests" / "torture" / f"{module}.py").exists() and f"| {title} |" in page
+    assert page.count("<!-- figures -->") == page.count("<!-- end of figures -->") == 1
+
+
 def commands() -> list[str]:
     lines = "\n".join(page.read_text() for page in PAGES)
     found = re.findall(r"^ *(?:torchrun \S+ \S+ -m )?(dcil [a-z]+ .*?)(?:  +#.*)?$", lines, re.M)

@@ -83,6 +83,36 @@ def test_observers_are_told_of_every_update_and_of_nothing_else():
     assert net.steps_done == 9
 
 
+def test_the_sparsity_grows_by_epoch_unless_it_is_smooth():
+    by_epoch, smooth = (DPF(**PLAN, epoch_steps=10, smooth=smooth) for smooth in (False, True))
+    assert by_epoch.sparsity_at(19) == by_epoch.sparsity_at(10) == smooth.sparsity_at(10) < smooth.sparsity_at(19)
+
+
+def test_criteria_observe_every_step():
+    net = small(DPF(**PLAN, criterion=dcil.OBD()))
+    for _ in range(2):
+        before = {name: tensor.clone() for name, tensor in net.state.items()}
+        net.zero_grad()
+        net.loss(net(torch.randn(6, 4)), torch.randint(2, (6,))).backward()
+        net.step()
+        assert before and all(not torch.equal(before[name], net.state[name]) for name in before)
+
+
+def test_the_count_of_kept_weights_follows_the_updates():
+    net = small(DPF(**PLAN, every=4))
+    for _ in range(80):
+        net.model[0].weight.data.normal_()
+        net.step()
+    assert int(net._kept) == int(net.masks["0.weight"].sum()) == 16
+
+
+def test_the_weight_of_the_kl_terms_is_a_factor():
+    p, s = torch.randn(2, 6, 3)
+    whole, half = (MutualDistillation(weight, 2.0)(p, s) for weight in (1.0, 0.5))
+    assert whole > 0
+    torch.testing.assert_close(half, whole / 2)
+
+
 def test_a_schedule_is_a_setting_like_any_other():
     method = DPF(**PLAN, schedule=Constant())
     assert method.sparsity_at(1) == 0.5 and DPF(**PLAN).sparsity_at(1) < 0.1

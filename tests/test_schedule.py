@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcil import Cubic
+from dcil import Constant, Cubic
+from dcil.schedule import Timeline
 
 fractions = st.floats(0, 1, exclude_max=True)
 steps = st.integers(1, 200_000)
@@ -29,6 +30,17 @@ def test_monotone_and_within_bounds(final, steps, period, at):
 def test_initial_sparsity_bounds_it_too(final, initial, steps, step):
     value = Cubic(final, steps, initial=initial)(step)
     assert min(initial, final) <= value <= max(initial, final)
+
+
+TIME = Timeline(0.9, 13, 4, 0.1, hold=1, every=4, first=4, last=12, extra=(13,), steps=20, seed=0)
+
+
+def test_updates_happen_from_the_first_step_to_the_last_both_included():
+    assert [step for step in range(25) if Constant().due(step, TIME)] == [4, 8, 12, 13]
+
+
+def test_constant_prunes_at_the_first_update():
+    assert [Constant().sparsity(step, TIME) for step in (0, 3, 4, 5)] == [0.1, 0.1, 0.9, 0.9]
 
 
 def test_the_authors_curve_by_epoch():

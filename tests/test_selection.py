@@ -12,7 +12,7 @@ from torch import nn
 
 from dcil import DPF, NM, Filter, Weight
 from dcil.method import StepContext
-from dcil.selection import count_changes, keep_largest, radix_select
+from dcil.selection import count_changes, keep_largest, largest_among, radix_select
 from dcil.weight import PrunableWeight
 
 shapes = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(lambda s: (s[0], *s[1:]) if len(s) > 1 else (s[0], 1))
@@ -37,6 +37,12 @@ def test_keep_largest_is_the_stable_sort(scores, data):
     kept = keep_largest(torch.tensor(scores, dtype=torch.float), pruned)
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
     assert kept.nonzero().flatten().tolist() == sorted(order[: len(scores) - pruned])
+
+
+def test_a_candidate_of_score_zero_beats_what_is_none():
+    candidates = torch.tensor([False, True, False, True])
+    assert largest_among(candidates, torch.zeros(4), 1).tolist() == [False, True, False, False]
+    assert largest_among(candidates, torch.tensor([9.0, 0, 9, 0]), 2).tolist() == candidates.tolist()
 
 
 @given(

@@ -1,0 +1,169 @@
+"""Mutants of the core: a file, a text that occurs in it once, and what a mistake would have put there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+SRC = Path(__file__).parents[2] / "src" / "dcil"
+KERNEL = "tests/test_views.py tests/test_schedule.py tests/test_selection.py tests/test_method.py tests/test_net.py"
+METHODS = "tests/methods/test_by_hand.py tests/test_example.py"
+RUNS = "tests/runs/test_durability.py tests/train/test_streams.py"
+RUNS += " tests/runs/test_file_lock.py"
+CHECKPOINT = "tests/runs/test_checkpoint.py::test_any_flipped_bit_is_noticed"
+CHECKPOINT += " tests/runs/test_checkpoint.py::test_a_checkpoint_of_another_run_is_named_with_the_setting"
+DATA = "tests/data/test_data.py"
+MIN_KEPT = "tests/test_wiring.py::test_min_kept_keeps_some_of_every_layer_and_the_count_exact"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake, and the tests that have to notice it. ``survives`` says why none can, where none can."""
+
+    file: str
+    old: str
+    new: str
+    tests: str = f"{KERNEL} {METHODS}"
+    survives: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.old.strip()!r} -> {self.new.strip()!r}"
+
+    def apply(self, src: Path) -> str:
+        """Put the mistake into the file below ``src``; return what was there."""
+        path = src / self.file
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(
+                f"{self.file} must hold {self.old!r} once, has it {text.count(self.old)} times: mend MUTANTS"
+            )
+        path.write_text(text.replace(self.old, self.new))
+        return text
+
+
+M = Mutant
+MUTANTS = [
+    # views: which weights a gradient reaches
+    M("views.py", "return torch.where(m, w.detach(), w)", "return torch.where(m, w, w.detach())"),
+    M("views.py", "return torch.where(m, w.detach(), w)", "return torch.where(m, w, w)"),
+    M("views.py", "return w + (w * m - w).detach()", "return w + (w * m - w)"),
+    M("views.py", "return w + (w * m - w).detach()", "return w * m"),
+    M("views.py", "    return w * m\n", "    return w * ~m\n"),
+    # schedule: when, and how sparse
+    M("schedule.py", "time.first <= step <= time.last", "time.first < step <= time.last"),
+    M("schedule.py", "time.first <= step <= time.last", "time.first <= step < time.last"),
+    M("schedule.py", "step % time.every == 0", "step % time.every == 1"),
+    M("schedule.py", "        if step >= steps:\n", "        if step > steps:\n"),
+    M("schedule.py", "(left * left * left)", "(left * left)"),
+    M("schedule.py", "step // period * period - begin", "step - begin"),
+    M("schedule.py", "if step >= time.first else time.initial", "if step > time.first else time.initial"),
+    M("schedule.py", "sum(step >= at for at in time.extra)", "sum(step > at for at in time.extra)"),
+    M("schedule.py", "** (done / rounds))", "** (1 / rounds))"),
+    M("schedule.py", 'random.Random(f"{time.seed} {step}")', 'random.Random(f"{time.seed}")'),
+    M("schedule.py", "2 ** sum(", "2 * sum("),
+    # selection: exactly so many, the largest, the first of equal ones
+    M("selection.py", "above = scores > threshold", "above = scores >= threshold"),
+    M("selection.py", "tied.cumsum(0) <= room", "tied.cumsum(0) < room"),
+    M("selection.py", "room = scores.numel() - pruned - above.sum()", "room = scores.numel() - pruned"),
+    M(
+        "selection.py",
+        "threshold = kth_smallest(scores, pruned)",
+        "threshold = kth_smallest(scores, max(1, pruned - 1))",
+    ),
+    M("selection.py", "min(int(sparsity * sum(sizes)), sum(limits))", "min(round(sparsity * sum(sizes)), sum(limits))"),
+    M("selection.py", "max(0, size - min_kept)", "size", MIN_KEPT),
+    M("selection.py", "below = counts.cumsum(0) < left", "below = counts.cumsum(0) <= left"),
+    M(
+        "selection.py",
+        "(after & ~before).sum(), (before & ~after).sum()",
+        "(before & ~after).sum(), (after & ~before).sum()",
+    ),
+    M("selection.py", "torch.where(candidates, wide(scores), -1.0)", "torch.where(candidates, wide(scores), 0.0)"),
+    M("selection.py", "    scores = without_nan(scores)\n    threshold", "    threshold"),
+    # method: times and the mask update
+    M("method.py", "return max(1, round(self.ramp * self.steps))", "return max(1, round(self.ramp * self.steps)) + 1"),
+    M("method.py", "last=self.steps - 1", "last=self.steps"),
+    M("method.py", "extra=(self.target_step,)", "extra=()"),
+    M("method.py", "hold=1 if self.smooth else self.epoch_steps", "hold=self.epoch_steps if self.smooth else 1"),
+    M("method.py", "before = [layer.mask.clone()", "before = [layer.mask"),
+    M("method.py", "self.scope, layers, self.min_kept)\n        for", "self.scope, layers)\n        for", MIN_KEPT),
+    M("method.py", "self.criterion.observe(context.layers, context.state)", "pass"),
+    M("method.py", "torch.stack(list(losses.values())).sum()", "torch.stack(list(losses.values())).mean()"),
+    # net: the counted step, the count of kept weights, what is handed back
+    M("net.py", "self._steps_done += 1", "self._steps_done += 2"),
+    M("net.py", "self.hooks.after_step(context)\n", "pass\n"),
+    M("net.py", "update.changes[0] - update.changes[1]", "update.changes[1] - update.changes[0]"),
+    M("net.py", "masked_fill_(~whole(mask), 0)", "masked_fill_(whole(mask), 0)"),
+    M("net.py", "return 1 - int(self.kept.sum()) / total", "return int(self.kept.sum()) / total"),
+    M("net.py", "identity.pack(self.method, self._steps_done)", "identity.pack(self.method, 0)"),
+    M("net.py", "if self.method.due(self._steps_done) else None", "if self.method.due(self._steps_done - 1) else None"),
+    M(
+        "net.py",
+        "self.method.loss(outputs, target, objective, self._steps_done)",
+        "self.method.loss(outputs, target, objective, 0)",
+    ),
+    M(
+        "net.py",
+        "torch.ones_like(self.model.get_parameter(name), dtype=torch.bool)",
+        "self.model.get_parameter(name) > 0",
+    ),
+    # paths and distillation
+    M("paths.py", 'if path == "pruned" and not self.training:', 'if path == "pruned" and False:'),
+    M(
+        "paths.py",
+        "self.model.get_parameter(name).detach() for name in self._shared",
+        "self.model.get_parameter(name) for name in self._shared",
+    ),
+    M(
+        "distillation.py",
+        "student, teacher = exact(student), exact(teacher.detach())",
+        "student, teacher = exact(student), exact(teacher)",
+    ),
+    M(
+        "distillation.py",
+        "return temperature**2 * reduce(terms, counted, reduction)\n\n\ndef distill_sigmoid",
+        "return temperature * reduce(terms, counted, reduction)\n\n\ndef distill_sigmoid",
+    ),
+    M(
+        "distillation.py",
+        "self.weight * (distance(p, s) + distance(s, p))",
+        "self.weight * (distance(p, s) + distance(p, s))",
+    ),
+    M("distillation.py", "self.weight * (distance(p, s) + distance(s, p))", "distance(p, s) + distance(s, p)"),
+    M("distillation.py", "F.log_softmax(student / temperature, dim=dim)", "F.log_softmax(student, dim=dim)"),
+    M("methods/dcil.py", "step >= round(self.warmup * self.steps)", "step > round(self.warmup * self.steps)"),
+    # drop and grow, momentum
+    M("methods/drop_and_grow.py", "self.seed * 1_000_003 + context.step", "self.seed * 1_000_003"),
+    M("methods/drop_and_grow.py", "layer.mask.logical_or_(new)", "layer.mask.logical_and_(new)"),
+    M("optimizer_state.py", "value.shape == weight.shape", "value.shape != weight.shape"),
+    # runs: what is on disk after a kill, and that an epoch depends on nothing but its seed and number
+    M("runs/atomic.py", "os.fsync(file.fileno())", "pass", RUNS),
+    M("runs/atomic.py", "os.replace(draft, path)", "path.write_bytes(draft.read_bytes())", RUNS),
+    M("runs/atomic.py", "        sync_folder(path.parent)\n", "", RUNS),
+    M("runs/folder.py", "os.fsync(opened.fileno())", "pass", RUNS),
+    M("runs/folder.py", 'with exclusive(self.path / ".lock", busy):', "if True:", RUNS),
+    M("runs/file_lock.py", "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", RUNS),
+    M("runs/file_lock.py", "if names(file, lock):\n            if locked:", "if True:\n            if locked:", RUNS),
+    M("runs/checkpoint.py", "            self.load_momentum(optimizer)\n", "            pass\n", RUNS),
+    M("runs/checkpoint.py", 'raise ValueError("its checksum is wrong")', "pass", CHECKPOINT),
+    M("runs/checkpoint.py", 'check_settings(file, json.loads(self.notes["config"]), config)', "pass", CHECKPOINT),
+    M("train/loop.py", "            self.folder.append(row)\n", "", RUNS),
+    M(
+        "train/loop.py",
+        "self.folder.append(row)\n",
+        "self.save(epoch + 1, hooks)\n            self.folder.append(row)\n",
+        RUNS,
+    ),
+    M("train/loop.py", "        folder.rewind_metrics(start)\n", "", RUNS),
+    M("train/loop.py", "range(start, min(", "range(start + 1, min(", RUNS),
+    M("train/trainer.py", "reseed(self.config.seed, epoch + 1)", "reseed(self.config.seed, 1)", RUNS),
+    M("train/trainer.py", "SeedSequence((seed, stream))", "SeedSequence((seed,))", RUNS),
+    M("data/loader.py", "SeedSequence((self.seed, epoch))", "SeedSequence((self.seed, 0))", DATA),
+    M("data/loader.py", "SeedSequence((self.seed, epoch))", "SeedSequence((0, epoch))", DATA),
+    M(
+        "data/batches.py",
+        "slice(start + self.rank, start + self.batch, self.world)",
+        "slice(start, start + self.batch, self.world)",
+        DATA,
+    ),
+]
