@@ -96,6 +96,8 @@ def test_a_resumed_run_has_every_epoch_once(tmp_path: Path, monkeypatch: pytest.
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     wanted = [[name, value, row["epoch"]] for row in rows for name, value in numbers(row).items()]
     assert events(out) == wanted and len(rows) == 3
+    cost = json.loads((out / "summary.json").read_text())["cost"]
+    assert 0 < cost["macs_kept"] < cost["macs"] and 0 < cost["bytes_kept"] < cost["bytes"]
 
 
 @pytest.mark.parametrize(
