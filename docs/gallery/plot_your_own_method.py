@@ -103,6 +103,7 @@ for name, (curve, revived) in results.items():
     print(f"{name:6}  revived per update {share:.2f} %   an update costs {-change:.1f} points   end {curve[-1]:.1f} %")
 
 # %%
-# One seed and a small network decide nothing, but the experiment took one class. To use the method on the command
+# This was the second idea: ranking by magnitudes averaged over the last steps, tried before, made the swings larger.
+# One seed and a small network decide nothing, but each experiment took one class. To use the method on the command
 # line, in sweeps and in reports, put it into a file of ``dcil/methods`` and add a line to ``METHODS``: the contract
 # tests cover it from then on.
