@@ -104,8 +104,9 @@ for i, k in enumerate(kept):
 
 # %%
 # All methods have the same learning rate, schedule and epochs, none of them tuned. At the right edge the order and the
-# gaps depend on these: with fewer epochs, gradual pruning falls much further there. DPF is left out, because in so short
-# a training of this network it collapses above 90 %. The results page compares the methods in the paper's settings.
+# gaps depend on these: in a shorter training, gradual pruning fell much further there. DPF is left out, because in
+# trainings a little shorter than this one it collapsed at the higher sparsities. The results page compares the methods
+# in the paper's settings.
 
 # %%
 # On the command line, ``dcil sweep --sparsities 0.9,0.95,0.98 --methods dpf,dcil --seeds 0,1 --out runs/sweep`` trains

@@ -60,7 +60,7 @@ def train(method: dcil.Method) -> tuple[dcil.SparseNet, float]:
 
 # %%
 # Train, prune to 98.5 % in one shot, fine-tune. The layer dies, and a warning says so when it happens.
-# Initial weights, learning rate and sparsity were searched for until that happened; with most others all layers live.
+# Initial weights, learning rate and sparsity were searched for until that happened; with many others no layer died.
 
 settings = {"sparsity": 0.985, "steps": STEPS}
 with warnings.catch_warnings(record=True) as caught:
