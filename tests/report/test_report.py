@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import math
 import subprocess
 import sys
@@ -14,55 +13,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from run_folders import LAYERS, make_run
 
 from dcil.errors import UserError
 from dcil.report import build, read_run, read_runs, run_table, summarise
 from dcil.report.formatting import duration
 from dcil.report.page import Heading, Paragraph, Table, TableRow, html, markdown
-
-LAYERS = [f"stage{stage}.{block}.conv.weight" for stage in range(3) for block in range(2)]
-
-
-def make(
-    folder: Path, method: str = "dcil", seed: int = 0, epochs: int = 6, done: int | None = None, offset: float = 0.0,
-    granularity: str = "Weight", lost: str = "", notes: tuple[str, ...] = (),
-) -> Path:  # fmt: skip
-    """A run folder as the trainer writes it, unfinished if `done` < `epochs`."""
-    folder.mkdir(parents=True)
-    dense = method == "dense"
-    config = {
-        "dataset": "digits", "model": "small", "seed": seed, "total_epochs": epochs, "out": str(folder),
-        "classes": 10, "shape": [1, 8, 8],
-        "method": {"type": method.upper(), "name": method, "steps": 10 * epochs, "granularity": {"type": granularity}},
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    lines = [_metrics(epoch, epochs, dense, offset) for epoch in range(1, (epochs if done is None else done) + 1)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if done is None:
-        (folder / "summary.json").write_text(json.dumps(_summary(lines, dense, lost, notes)))
-    return folder
-
-
-def _metrics(epoch: int, epochs: int, dense: bool, offset: float) -> dict[str, Any]:
-    top1 = 90 + offset - 50 / epoch + math.sin(epoch)
-    return {
-        "epoch": epoch, "step": 10 * epoch, "lr": 0.1, "sparsity": 0.0 if dense else 0.9 * epoch / epochs,
-        "train_loss": 1 / epoch, "top1": top1, "top1_super": None if dense else top1 + 1, "top1_train": 99,
-        "seconds": 2.0, "updates": [] if dense else [[10 * epoch, 30, 60 + epoch]],
-    }  # fmt: skip
-
-
-def _summary(lines: list[dict[str, Any]], dense: bool, lost: str, notes: tuple[str, ...]) -> dict[str, Any]:
-    end = summarise([line["top1"] for line in lines])
-    layers = {name: {"weights": 1000, "kept": 1000 if dense else 100} for name in LAYERS}
-    if lost:
-        layers[lost]["kept"] = 0
-    return {
-        "top1_last": end["last"], "top1_best": end["best"], "best_epoch": end["best_epoch"],
-        "std_last_10pct": end["std"], "sparsity": lines[-1]["sparsity"], "seconds": 125.0, "epochs": len(lines),
-        "complete": True, "environment": {"torch": "2.13.0", "device": "cpu"}, "layers": layers,
-        "weights": 6000, "kept": sum(layer["kept"] for layer in layers.values()), "notes": list(notes),
-    }  # fmt: skip
 
 
 class Page(HTMLParser):
@@ -120,7 +76,7 @@ def test_summarise_refuses_nothing() -> None:
 
 
 def test_one_run(tmp_path: Path) -> None:
-    folder = make(tmp_path / "only", lost=LAYERS[4], notes=("the learning rate was clipped",))
+    folder = make_run(tmp_path / "only", lost=LAYERS[4], notes=("the learning rate was clipped",))
     seen = page([folder], tmp_path / "new" / "report.html")
     for expected in (
         "small on digits: 1 run", "only", "90.00 %", "2 min 05 s", "2.13.0", "the learning rate was clipped",
@@ -128,12 +84,12 @@ def test_one_run(tmp_path: Path) -> None:
         "Mask flips per update", "Sparsity by layer: small", "1 note", '"granularity"',
     ):  # fmt: skip
         assert expected in seen.text
-    assert "mean ±" not in seen.text.split("Test accuracy by epoch")[0].split("their seed.")[1]
+    assert "mean ±" not in seen.text.split("their seed.")[1].split("Test accuracy by epoch")[0]
     assert not [file for file in (tmp_path / "new").iterdir() if file.name != "report.html"]
 
 
 def test_a_dense_run_alone_shows_only_its_accuracy(tmp_path: Path) -> None:
-    seen = page([make(tmp_path / "dense", "dense")], tmp_path / "report.html")
+    seen = page([make_run(tmp_path / "dense", "dense")], tmp_path / "report.html")
     assert "Test accuracy by epoch" in seen.text
     assert "super path" not in seen.text
     for absent in ("Sparsity by epoch", "Mask flips", "Sparsity by layer"):
@@ -141,7 +97,7 @@ def test_a_dense_run_alone_shows_only_its_accuracy(tmp_path: Path) -> None:
 
 
 def test_the_page_asks_for_nothing_and_repeats_no_id(tmp_path: Path) -> None:
-    seen = page([make(tmp_path / "a"), make(tmp_path / "b", "dpf")], tmp_path / "report.html")
+    seen = page([make_run(tmp_path / "a"), make_run(tmp_path / "b", "dpf")], tmp_path / "report.html")
     assert not {"script", "link", "img", "iframe"} & set(seen.tags)
     links = [value for key, value in seen.attributes if key in ("href", "xlink:href", "src")]
     assert links and all(link.startswith("#") for link in links)
@@ -152,10 +108,10 @@ def test_the_page_asks_for_nothing_and_repeats_no_id(tmp_path: Path) -> None:
 
 def test_the_difference_to_dense_is_to_the_mean_of_the_finished_dense_runs(tmp_path: Path) -> None:
     folders = [
-        make(tmp_path / "d0", "dense", 0, offset=1),
-        make(tmp_path / "d1", "dense", 1, offset=3),
-        make(tmp_path / "d2", "dense", 2, done=3),
-        make(tmp_path / "pruned", "dpf", granularity="Filter"),
+        make_run(tmp_path / "d0", "dense", 0, offset=1),
+        make_run(tmp_path / "d1", "dense", 1, offset=3),
+        make_run(tmp_path / "d2", "dense", 2, done=3),
+        make_run(tmp_path / "pruned", "dpf", granularity="Filter"),
     ]
     rows = {row.label: row for row in run_table.rows(read_runs(folders))}
     assert rows["pruned"].to_dense == pytest.approx(-2)
@@ -166,19 +122,19 @@ def test_the_difference_to_dense_is_to_the_mean_of_the_finished_dense_runs(tmp_p
 
 
 def test_no_difference_without_a_dense_run_of_the_same_model(tmp_path: Path) -> None:
-    other = make(tmp_path / "dense", "dense")
+    other = make_run(tmp_path / "dense", "dense")
     (other / "config.json").write_text((other / "config.json").read_text().replace("small", "large"))
-    assert [row.to_dense for row in run_table.rows(read_runs([other, make(tmp_path / "a")]))] == [None, None]
+    assert [row.to_dense for row in run_table.rows(read_runs([other, make_run(tmp_path / "a")]))] == [None, None]
 
 
 def test_seeds_are_summed_up_and_nothing_else_is(tmp_path: Path) -> None:
     folders = [
-        make(tmp_path / "s0", seed=0),
-        make(tmp_path / "dpf", "dpf", seed=1),
-        make(tmp_path / "s1", seed=1, offset=2),
-        make(tmp_path / "again", seed=1, offset=9),
-        make(tmp_path / "running", seed=2, done=3),
-        make(tmp_path / "long", seed=3, epochs=7),
+        make_run(tmp_path / "s0", seed=0),
+        make_run(tmp_path / "dpf", "dpf", seed=1),
+        make_run(tmp_path / "s1", seed=1, offset=2),
+        make_run(tmp_path / "again", seed=1, offset=9),
+        make_run(tmp_path / "running", seed=2, done=3),
+        make_run(tmp_path / "long", seed=3, epochs=7),
     ]
     rows = run_table.rows(read_runs(folders))
     assert [row.label for row in rows] == ["s0", "s1", "again", "running", "mean ± std (2)", "dpf", "long"]
@@ -192,7 +148,7 @@ def test_seeds_are_summed_up_and_nothing_else_is(tmp_path: Path) -> None:
 def test_twelve_runs_each_have_their_own_look(tmp_path: Path) -> None:
     from dcil.report.theme import styles
 
-    folders = [make(tmp_path / f"run{i}", ("dcil", "dpf", "gmp")[i % 3], seed=i) for i in range(12)]
+    folders = [make_run(tmp_path / f"run{i}", ("dcil", "dpf", "gmp")[i % 3], epochs=6 + i) for i in range(12)]
     runs = read_runs(folders)
     assert len({(style.colour, style.marker or "o") for style in styles([run.label for run in runs]).values()}) == 12
     seen = page(folders, tmp_path / "report.html")
@@ -202,32 +158,32 @@ def test_twelve_runs_each_have_their_own_look(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run(tmp_path: Path) -> None:
-    folder = make(tmp_path / "half", epochs=60, done=3)
+    folder = make_run(tmp_path / "half", epochs=60, done=3)
     run = read_run(folder)
     assert run.summary == summarise([epoch.top1 for epoch in run.epochs])
     assert (run.seconds, run.complete, run.kept) == (6.0, False, None)
     assert run.sparsity == pytest.approx(0.9 * 3 / 60)
-    seen = page([folder, make(tmp_path / "whole")], tmp_path / "report.html")
+    seen = page([folder, make_run(tmp_path / "whole")], tmp_path / "report.html")
     assert "unfinished: epoch 3 of 60" in seen.text
     assert "Unfinished runs are left out" in seen.text
 
 
 def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
-    folder = make(tmp_path / "new", done=0)
+    folder = make_run(tmp_path / "new", done=0)
     assert "unfinished: epoch 0 of 6" in page([folder], tmp_path / "report.html").text
     (folder / "metrics.jsonl").unlink()
     assert read_run(folder).summary is None
 
 
 def test_a_line_being_written_is_not_damage(tmp_path: Path) -> None:
-    folder = make(tmp_path / "half", done=3)
+    folder = make_run(tmp_path / "half", done=3)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 4, "st')
     assert len(read_run(folder).epochs) == 3
 
 
 def test_masks_that_never_revive_leave_one_panel_empty(tmp_path: Path) -> None:
-    folder = make(tmp_path / "gmp", "gmp")
+    folder = make_run(tmp_path / "gmp", "gmp")
     (folder / "metrics.jsonl").write_text((folder / "metrics.jsonl").read_text().replace(", 30, ", ", 0, "))
     assert "Mask flips" in page([folder], tmp_path / "report.html").text
 
@@ -246,7 +202,7 @@ def test_masks_that_never_revive_leave_one_panel_empty(tmp_path: Path) -> None:
     ],
 )
 def test_damage_is_named_in_one_line(tmp_path: Path, file: str, old: str, new: str, said: str) -> None:
-    path = make(tmp_path / "bad") / file.split()[0]
+    path = make_run(tmp_path / "bad") / file.split()[0]
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
@@ -265,11 +221,11 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run folder given"):
         build([], tmp_path / "report.html")
     with pytest.raises(UserError, match="is a folder"):
-        build([make(tmp_path / "run")], tmp_path)
+        build([make_run(tmp_path / "run")], tmp_path)
 
 
 def test_a_summary_without_metrics_is_damage(tmp_path: Path) -> None:
-    folder = make(tmp_path / "run")
+    folder = make_run(tmp_path / "run")
     (folder / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match=r"metrics\.jsonl is missing"):
         read_run(folder)
@@ -279,7 +235,7 @@ def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytes
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    run, out = make(tmp_path / "run"), tmp_path / "reports" / "report.html"
+    run, out = make_run(tmp_path / "run"), tmp_path / "reports" / "report.html"
     out.parent.mkdir()
     out.write_text("old")
     monkeypatch.setattr("os.replace", full)
@@ -292,12 +248,12 @@ def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytes
 def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(UserError, match="cannot write"):
-        build([make(tmp_path / "run")], tmp_path / "file" / "report.html")
+        build([make_run(tmp_path / "run")], tmp_path / "file" / "report.html")
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
     name = "_<script>alert(1)<&'\"$\\frac{[red]"
-    folder = make(tmp_path / name, notes=("<b onclick=x>bold</b>",))
+    folder = make_run(tmp_path / name, notes=("<b onclick=x>bold</b>",))
     for file in folder.iterdir():
         file.write_text(file.read_text().replace("stage0.0", "$<i>^{").replace('"small"', '"<u>small$"'))
     seen = page([folder], tmp_path / "report.html")
@@ -308,26 +264,29 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
 
 
 def test_runs_of_one_name_are_told_apart_and_repeats_are_dropped(tmp_path: Path) -> None:
-    a, b = make(tmp_path / "a" / "run"), make(tmp_path / "b" / "run", seed=1)
+    a, b = make_run(tmp_path / "a" / "run"), make_run(tmp_path / "b" / "run", seed=1)
     assert [run.label for run in read_runs([a, b, tmp_path / "b" / "." / "run", a])] == ["a/run", "b/run"]
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
-    folders = [make(tmp_path / "a"), make(tmp_path / "b", "dpf"), make(tmp_path / "c", "dense")]
+    folders = [make_run(tmp_path / "a"), make_run(tmp_path / "b", "dpf"), make_run(tmp_path / "c", "dense")]
     build(folders, tmp_path / "1.html")
     build(folders, tmp_path / "2.html")
     assert (tmp_path / "1.html").read_bytes() == (tmp_path / "2.html").read_bytes()
 
 
 def test_the_terminal_table_has_every_cell(tmp_path: Path) -> None:
-    runs = read_runs([make(tmp_path / "[red]", seed=0), make(tmp_path / "b", seed=1), make(tmp_path / "c", done=2)])
+    runs = read_runs(
+        [make_run(tmp_path / "[red]", seed=0), make_run(tmp_path / "b", seed=1), make_run(tmp_path / "c", done=2)]
+    )
     rows = run_table.rows(runs)
     console = Console(width=200, file=io.StringIO())
     console.print(run_table.to_rich(rows))
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     for row in rows:
-        assert all(cell in shown for cell in run_table.cells(row))
+        by_heading = zip(run_table.HEADINGS, run_table.cells(row), strict=True)
+        assert all(cell in shown for heading, cell in by_heading if heading not in run_table.PAGE_ONLY)
     assert "unfinished: epoch 2 of 6" in shown
 
 
@@ -347,7 +306,7 @@ def test_reading_runs_loads_no_drawing_library() -> None:
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
 def test_without_the_extra_the_table_is_printed_and_the_extra_is_named(package: str, tmp_path: Path) -> None:
     """`dcil train` ends well without the HTML report; `dcil report`, which was asked for it, fails in one line."""
-    run = make(tmp_path / "run")
+    run = make_run(tmp_path / "run")
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
         "from pathlib import Path\nfrom dcil.cli import main, report\n"

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from dcil import models
-from dcil.runs.cost import measure_cost
+from dcil.runs.cost import measure_cost, summarise_cost
 
 
 def test_multiply_adds_by_hand():
@@ -40,3 +40,13 @@ def test_known_networks():
     """ResNet-20 on 32x32: 41 million multiply-adds with projection shortcuts; ResNet-50 at 224: 4.1 billion."""
     assert round(measure_cost(models.build("resnet20"), torch.zeros(1, 3, 32, 32)).macs / 1e6) == 41
     assert round(measure_cost(models.build("resnet50", 1000), torch.zeros(1, 3, 224, 224)).macs / 1e8) == 41
+
+
+def test_the_summary_of_a_cost_counts_what_is_kept():
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 2, bias=False))
+    with torch.no_grad():
+        model[0].weight[:4] = 0  # 16 of 32
+    cost = summarise_cost(model, torch.zeros(1, 4))
+    # Half of a mask of 32 has an entropy of 32 bits.
+    wanted = {"parameters": 48, "parameters_kept": 32, "macs": 48, "macs_kept": 32, "bytes": 192}
+    assert cost == wanted | {"bytes_kept": 4 * 32 + 4}

@@ -17,8 +17,7 @@ from dcil.cli.parser import Parser, device, say, utf8_path
 from dcil.data import Batches
 from dcil.engine.evaluate import evaluate
 from dcil.errors import UserError
-from dcil.export.sparse import entropy_bound
-from dcil.runs.cost import Cost, measure_cost
+from dcil.runs.cost import Cost, entropy_bound, measure_cost
 from dcil.runs.printable import quoted
 from dcil.train import RunFolder
 from dcil.train.restore import config_of, load_net

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import typing
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from dcil.engine.settings import ENGINES, PRECISIONS, EngineSettings
 from dcil.runs.printable import printable, quoted
 from dcil.runs.progress import progress_bar
 from dcil.train import Config, ProcessGroup, train
+from dcil.train.event_log import check_log, event_log
 from dcil.train.memory import keep_freed_memory
 from dcil.train.method_settings import parse_value
 from dcil.train.plan import PlannedRun, plan_comparison
@@ -34,6 +36,7 @@ def main(words: Sequence[str]) -> int:
     group = ProcessGroup.from_environment(os.environ)
     with group.reporting_errors_once():
         args = read(words)
+        check_log(args.log)
         base, runs = plan_comparison(options_of(args), args.recipe, args.out, args.resume)
         for run in runs:
             if args.resume and not run.folder.started:
@@ -42,9 +45,12 @@ def main(words: Sequence[str]) -> int:
         device = group.device(args.device)
     keep_freed_memory()
     console = Console()
+    logged = args.log is not None and group.is_rank_zero
+    if logged:
+        say(f"live:   tensorboard --logdir {quoted(base)}")
     with group.connected(device):
         for run in runs:
-            train_one(console, run, args.data_dir, device, settings, group, args.resume)
+            train_one(console, run, args.data_dir, device, settings, group, args.resume, logged)
     if group.is_rank_zero:
         finish(base, [run.folder.path for run in runs])
     return 0
@@ -53,6 +59,7 @@ def main(words: Sequence[str]) -> int:
 def read(words: Sequence[str]) -> argparse.Namespace:
     parser = Parser("dcil train", __doc__)
     add_options(parser)
+    parser.add_argument("--log", metavar="NAME", help="tensorboard: write every epoch's numbers to RUN/tensorboard")
     parser.add_argument(
         "--local-norms",
         action="store_true",
@@ -130,11 +137,15 @@ def train_one(
     settings: EngineSettings,
     group: ProcessGroup,
     resume: bool,
+    logged: bool,
 ) -> None:
     config = run.config
     label = f"{config.method} {config.sparsity:g}" if METHODS[config.method].prunes else config.method
     try:
-        with progress_bar(console, f"{label:12}", config.total_epochs) as progress:
+        with ExitStack() as stack:
+            progress = stack.enter_context(progress_bar(console, f"{label:12}", config.total_epochs))
+            if logged:
+                progress = stack.enter_context(event_log(run.folder.path, progress))
             summary = train(config, run.folder, data_dir, device, progress, settings, group=group, resume=resume)
     except KeyboardInterrupt:
         where = escape(printable(str(run.folder.path)))

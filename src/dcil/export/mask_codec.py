@@ -18,13 +18,6 @@ PACKED = -1  #: instead of k: one bit per weight
 LARGEST_K = 24
 
 
-def entropy_bits(n: int, kept: int) -> float:
-    """Return n H(kept / n): no code that knows only the fraction is shorter on average."""
-    p = np.array([kept, n - kept]) / max(n, 1)
-    p = p[p > 0]
-    return float(-n * (p * np.log2(p)).sum())
-
-
 def best_k(mask: Mask) -> int:
     """Return k of the shortest code, or PACKED."""
     gaps = _gaps(mask)

@@ -175,16 +175,3 @@ def _unfold(entries: list[Entry], parts: State) -> State:
         whole[torch.from_numpy(positions)] = values
         state[e.name] = whole.reshape(e.shape)
     return state
-
-
-def entropy_bound(state: State) -> int:
-    """Bytes that ``state`` needs at least: per tensor the kept values and n H(p) bits of mask, or all values.
-
-    Each tensor with its own p, which is never more than one p for all would give. A mask with more order than its
-    density says (whole filters) can be coded in less.
-    """
-    total = 0.0
-    for tensor in state.values():
-        kept, size = int(tensor.count_nonzero()), 8 * tensor.element_size()
-        total += min(mask_codec.entropy_bits(tensor.numel(), kept) + kept * size, tensor.numel() * size)
-    return math.ceil(total / 8)

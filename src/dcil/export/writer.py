@@ -15,8 +15,8 @@ from dcil.errors import UserError
 from dcil.export.compact.shrink import compact
 from dcil.export.formats import BLOCKS, DTYPES, FORMATS, PROGRAMS, check_options
 from dcil.export.plain import State
-from dcil.export.sparse import entropy_bound
 from dcil.export.verify import Inputs, alike, computed, distance, inputs_of, one_more, reason, size_of
+from dcil.runs.cost import entropy_bound
 from dcil.runs.outputs import check_output, write_output
 
 

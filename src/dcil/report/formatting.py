@@ -39,3 +39,21 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def count(value: float) -> str:
+    """Format a count in three digits: ``640``, ``1.25 M``, ``41.0 G``."""
+    return _scaled(value, 1000, ("", "k", "M", "G", "T"))
+
+
+def file_size(value: float) -> str:
+    """Format bytes in three digits: ``640 B``, ``12.5 KiB``, ``1.07 MiB``."""
+    return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def _scaled(value: float, base: int, units: Sequence[str]) -> str:
+    power = 0
+    while value >= 999.5 and power < len(units) - 1:
+        value, power = value / base, power + 1
+    text = f"{value:#.3g}".rstrip(".") if power else f"{value:.0f}"
+    return f"{text} {units[power]}".rstrip()

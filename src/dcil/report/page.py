@@ -60,7 +60,8 @@ class Table:
 class Picture:
     """An SVG with its caption; ``key`` names its lines where the drawing has no legend of its own.
 
-    ``file`` is the name of the SVG file beside a Markdown page, which cannot hold it.
+    ``file`` is the name of the SVG file beside a Markdown page, which cannot hold it. ``narrow`` is the same drawn for
+    a phone.
     """
 
     title: str
@@ -68,6 +69,7 @@ class Picture:
     svg: str
     key: tuple[Style, ...] = ()
     file: str = ""
+    narrow: str = ""
 
     @property
     def file_text(self) -> str:
@@ -114,18 +116,29 @@ def _plain(text: str) -> str:
     return re.sub(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", text)
 
 
-def html(title: str, blocks: Sequence[Block]) -> str:
-    """Render the blocks as an HTML page."""
+def html(title: str, blocks: Sequence[Block], refresh: int | None = None) -> str:
+    """Render the blocks as an HTML page, which a browser loads anew every ``refresh`` seconds."""
     try:
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup
     except ImportError:
         raise missing_extra("jinja2", "report") from None
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    filters: dict[str, Any] = {"kind": lambda block: type(block).__name__, "inline": _inline, "svg": Markup}
-    environment.filters |= filters
+    filters: dict[str, Any] = {
+        "kind": lambda block: type(block).__name__,
+        "inline": _inline,
+        "svg": Markup,
+        "anchor": _anchor,
+    }
+    environment.filters |= filters | {"anchor": _anchor}
+    environment.tests["heading"] = lambda block: isinstance(block, Heading) and block.level == 2
     source = resources.files("dcil.report").joinpath("template.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(source).render(title=title, blocks=blocks)
+    return environment.from_string(source).render(title=title, blocks=blocks, refresh=refresh)
+
+
+def _anchor(text: str) -> str:
+    """Return the id of a heading."""
+    return re.sub(r"\W+", "-", text.lower()).strip("-")
 
 
 def _inline(text: str) -> Markup:

@@ -1,13 +1,18 @@
-"""Figures of the run report: accuracy, sparsity and mask flips over time, and sparsity by layer."""
+"""Figures of the run report: accuracy, sparsity and mask flips over time, and sparsity by layer.
+
+Each experiment is a line, with a band of one standard deviation over its seeds.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from dcil.report.experiments import Experiment
 from dcil.report.page import Picture
-from dcil.report.theme import Style, log_scale, picture, plot_line, whole_ticks
+from dcil.report.theme import BAND, Style, is_narrow, log_scale, picture, plot_line, whole_ticks
 from dcil.runs.read import MaskUpdate, RecordedRun
 
 if TYPE_CHECKING:
@@ -16,50 +21,72 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 200
 STRIPE = 4.0  # length of a stripe, in line widths
+DOT: dict[str, Any] = {"markersize": 4.2, "markeredgewidth": 0, "alpha": 0.9, "clip_on": False}
 UNFINISHED_NOTE = " Unfinished runs are left out: their layers are counted at the end."
 
 
-def pictures(runs: Sequence[RecordedRun], style: dict[str, Style]) -> list[Picture]:
+def pictures(experiments: Sequence[Experiment], style: Mapping[str, Style]) -> list[Picture]:
     """Draw every figure that has something to show."""
-    started = [run for run in runs if run.epochs]
-    pruned = [run for run in started if not run.dense]
-    counted = [run for run in pruned if run.layers]
+    started = [one for one in experiments if one.first.epochs]
+    pruned = [one for one in started if not one.first.dense]
+    counted = [one for one in pruned if one.first.layers]
     drawn: list[Picture] = []
     if started:
         drawn.append(accuracy(started, style))
     if pruned:
         drawn.append(sparsity(pruned, style))
     note = UNFINISHED_NOTE if len(counted) < len(pruned) else ""
-    moved = [run for run in counted if any(update.revived or update.dropped for update in run.updates)]
+    moved = [one for one in counted if any(update.revived or update.dropped for update in one.first.updates)]
     if moved:
         drawn.append(flips(moved, style, note))
-    models = dict.fromkeys(run.model for run in counted)
-    drawn += [layers([run for run in counted if run.model == model], style, note) for model in models]
+    models = dict.fromkeys(one.first.model for one in counted)
+    drawn += [layers([one for one in counted if one.first.model == model], style, note) for model in models]
     return drawn
 
 
-def accuracy(runs: Sequence[RecordedRun], style: dict[str, Style]) -> Picture:
+def accuracy(experiments: Sequence[Experiment], style: Mapping[str, Style]) -> Picture:
     """Draw test accuracy by epoch: pruned path solid, super path dotted."""
+    runs = [run for one in experiments for run in one.runs]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        for run in runs:
-            curve = [epoch.top1 for epoch in run.epochs]
-            plot_line(axes, _epochs(run), curve, style[run.label], 1.7 if len(runs) <= 6 else 1.2)
-            beside = [(epoch.epoch, epoch.top1_super) for epoch in run.epochs if epoch.top1_super is not None]
+        for one in experiments:
+            curves = list(zip(*([epoch.top1 for epoch in run.epochs] for run in one.runs), strict=False))
+            means = [statistics.fmean(values) for values in curves]
+            look = style[one.label]
+            if len(one.runs) > 1:
+                spread = [statistics.stdev(values) for values in curves]
+                low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
+                axes.fill_between(range(1, len(means) + 1), low, high, color=look.colour, alpha=BAND, linewidth=0)
+            plot_line(axes, range(1, len(means) + 1), means, look, 1.7 if len(experiments) <= 6 else 1.2)
+            beside = _super_path(one)
             if beside:
-                x, y = zip(*beside, strict=True)
-                axes.plot(x, y, color=style[run.label].colour, linewidth=1.1, linestyle=(0, (1, 1.6)))
+                axes.plot(*zip(*beside, strict=True), color=look.colour, linewidth=1.1, linestyle=(0, (1, 1.6)))
         axes.set_ylim(*_limits(runs))
         _by_epoch(axes, runs, "test accuracy, %")
 
-    has_super = any(epoch.top1_super is not None for run in runs for epoch in run.epochs)
-    dotted = " Dotted: the super path, which sees all weights." if has_super else ""
     caption = (
         "Look at how steady a line is as well as where it ends. "
         "The axis starts at the lowest point after the first tenth of the epochs, so every later dip is in view."
     )
-    return picture("Test accuracy by epoch", f"{caption}{dotted}", draw, 4.4, [style[run.label] for run in runs])
+    if any(_super_path(one) for one in experiments):
+        caption += " Dotted: the super path, which sees all weights."
+    if any(len(one.runs) > 1 for one in experiments):
+        caption += " Bands: ± the standard deviation over seeds."
+    return picture("Test accuracy by epoch", caption, draw, 4.4, _key(experiments, style))
+
+
+def _super_path(one: Experiment) -> list[tuple[int, float]]:
+    """Return (epoch, mean accuracy of the super path), where all runs have it."""
+    rows = zip(*(run.epochs for run in one.runs), strict=False)
+    columns = [(row[0].epoch, [epoch.top1_super for epoch in row]) for row in rows]
+    return [
+        (epoch, statistics.fmean(v for v in found if v is not None)) for epoch, found in columns if None not in found
+    ]
+
+
+def _key(experiments: Sequence[Experiment], style: Mapping[str, Style]) -> list[Style]:
+    return [style[one.label] for one in experiments]
 
 
 def _limits(runs: Sequence[RecordedRun]) -> tuple[float, float]:
@@ -74,62 +101,76 @@ def _limits(runs: Sequence[RecordedRun]) -> tuple[float, float]:
     return max(low - room, -1.0), min(high + room, 101.0)
 
 
-def sparsity(runs: Sequence[RecordedRun], style: dict[str, Style]) -> Picture:
-    """Draw sparsity by epoch; runs that coincide share one line, striped in their colours."""
+def sparsity(experiments: Sequence[Experiment], style: Mapping[str, Style]) -> Picture:
+    """Draw sparsity by epoch; experiments that coincide share one line, striped in their colours."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        for together in _coinciding(runs):
-            for index, run in enumerate(together):
-                curve = [100 * epoch.sparsity for epoch in run.epochs]
-                line = plot_line(axes, _epochs(run), curve, style[run.label], 2.2)
+        for together in _coinciding(experiments):
+            for index, one in enumerate(together):
+                curve = [100 * epoch.sparsity for epoch in one.first.epochs]
+                line = plot_line(axes, _epochs(one.first), curve, style[one.label], 2.2)
                 if index:  # the first stays solid and shows between the stripes of the others
                     line.set_linestyle((-STRIPE * index, (STRIPE, STRIPE * (len(together) - 1))))
         axes.set_ylim(bottom=0)
-        _by_epoch(axes, runs, "pruned weights, %")
+        _by_epoch(axes, [one.first for one in experiments], "pruned weights, %")
 
     caption = "How fast each run was pruned; runs with the same schedule share one line, striped in their colours."
-    return picture("Sparsity by epoch", caption, draw, 2.8, [style[run.label] for run in runs])
+    return picture("Sparsity by epoch", caption, draw, 2.8, _key(experiments, style))
 
 
-def _coinciding(runs: Sequence[RecordedRun]) -> list[list[RecordedRun]]:
-    """Group runs whose curves are equal over the epochs that both have."""
-    groups: list[list[RecordedRun]] = []
-    for run in sorted(runs, key=lambda run: -len(run.epochs)):  # the longest first: it is the one under the stripes
+def _coinciding(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
+    """Group experiments whose curves are equal over the epochs that both have."""
+    groups: list[list[Experiment]] = []
+    # The longest first: it is the one under the stripes.
+    for one in sorted(experiments, key=lambda one: -len(one.first.epochs)):
         for group in groups:
-            pairs = zip(group[0].epochs, run.epochs, strict=False)  # an unfinished run is compared with its part
+            # An unfinished run is compared with its part.
+            pairs = zip(group[0].first.epochs, one.first.epochs, strict=False)
             if all(abs(a.sparsity - b.sparsity) < 0.005 for a, b in pairs):
-                group.append(run)
+                group.append(one)
                 break
         else:
-            groups.append([run])
+            groups.append([one])
     return groups
 
 
-def flips(runs: Sequence[RecordedRun], style: dict[str, Style], note: str = "") -> Picture:
-    """Draw the weights revived and dropped per mask update, as shares of the prunable weights."""
+def flips(experiments: Sequence[Experiment], style: Mapping[str, Style], note: str = "") -> Picture:
+    """Draw the weights revived and dropped per mask update, as shares of the prunable weights, mean over seeds."""
 
     def draw(figure: Figure) -> None:
-        panels = figure.subplots(1, 2, sharex=True, sharey=True)
+        shape = (2, 1) if is_narrow(figure) else (1, 2)
+        panels = figure.subplots(*shape, sharex=True, sharey=True)
         drawn: list[float] = []
         for axes, name in zip(panels, ("revived", "dropped"), strict=True):
-            for run in runs:
-                total = sum(layer.weights for layer in run.layers.values())
-                steps, counts = _binned(run.updates, name)
-                shares = [100 * count / total if count > 0 else math.nan for count in counts]
+            for one in experiments:
+                steps, shares = _shares(one, name)
                 drawn += [share for share in shares if share > 0]
-                plot_line(axes, steps, shares, style[run.label], 1.3)
+                plot_line(axes, steps, shares, style[one.label], 1.3)
             whole_ticks(axes, 6)
-            axes.set_xlabel("training step")
             axes.set_title(name, loc="left", fontsize=10)
-        panels[0].set_ylabel("weights per update, %")
+            axes.set_xlabel("training step")
+            axes.set_ylabel("weights per update, %")
+            axes.label_outer()
         log_scale(panels[0], drawn)
 
     caption = (
-        "Share of the prunable weights that each mask update brings back (left) and takes away (right), log scale: "
-        "look for lines that fall as the mask settles."
+        "Share of the prunable weights that each mask update brings back (revived) and takes away (dropped), log "
+        "scale: look for lines that fall as the mask settles."
     )
-    return picture("Mask flips per update", caption + note, draw, 3.1, [style[run.label] for run in runs])
+    return picture("Mask flips per update", caption + note, draw, 3.1, _key(experiments, style), narrow_height=5)
+
+
+def _shares(one: Experiment, name: str) -> tuple[list[float], list[float]]:
+    """Return steps and the mean share of weights changed over the runs, NaN where none were."""
+    steps: list[float] = []
+    columns: list[list[float]] = []
+    for run in one.runs:
+        total = sum(layer.weights for layer in run.layers.values())
+        steps, counts = _binned(run.updates, name)
+        columns.append([100 * count / total for count in counts])
+    means = [statistics.fmean(values) for values in zip(*columns, strict=False)]
+    return steps[: len(means)], [mean if mean > 0 else math.nan for mean in means]
 
 
 def _binned(updates: Sequence[MaskUpdate], name: str) -> tuple[list[float], list[float]]:
@@ -140,20 +181,25 @@ def _binned(updates: Sequence[MaskUpdate], name: str) -> tuple[list[float], list
     return steps, [sum(getattr(update, name) for update in part) / len(part) for part in bins]
 
 
-def layers(runs: Sequence[RecordedRun], style: dict[str, Style], note: str = "") -> Picture:
-    """Draw the sparsity of every layer of one model: a row per layer in network order, a dot per run."""
-    names = list(dict.fromkeys(name for run in runs for name in run.layers))
+def layers(experiments: Sequence[Experiment], style: Mapping[str, Style], note: str = "") -> Picture:
+    """Draw the sparsity of every layer of one model: a row per layer in network order, a dot per experiment."""
+    names = list(dict.fromkeys(name for one in experiments for name in one.first.layers))
     row = {name: index for index, name in enumerate(names)}
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         lowest = 100.0
-        for index, run in enumerate(runs):
+        for index, one in enumerate(experiments):
             # A small offset within the row keeps runs that prune a layer alike from hiding each other.
-            shift = 0.5 * (index - (len(runs) - 1) / 2) / max(len(runs) - 1, 1)
-            x = [100 * layer.sparsity for layer in run.layers.values()]
-            lowest = min(lowest, *x)
-            _dots(axes, x, [row[name] + shift for name in run.layers], style[run.label])
+            shift = 0.5 * (index - (len(experiments) - 1) / 2) / max(len(experiments) - 1, 1)
+            found = {name: [run.layers[name].sparsity for run in one.runs if name in run.layers] for name in names}
+            x = {name: 100 * statistics.fmean(values) for name, values in found.items() if values}
+            lowest = min(lowest, *x.values())
+            look, y = style[one.label], {name: row[name] + shift for name in x}
+            axes.plot(list(x.values()), list(y.values()), look.marker or "o", **DOT, color=look.colour)
+            for name in x:
+                if max(found[name]) >= 1:
+                    axes.plot(100, y[name], "o", markersize=8, markerfacecolor="none", color=look.colour, clip_on=False)
         axes.set_xlim(max(10 * (lowest // 10), 0), 100)
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.set_yticks(range(len(names)), names, fontsize=8)
@@ -162,18 +208,10 @@ def layers(runs: Sequence[RecordedRun], style: dict[str, Style], note: str = "")
         axes.set_xlabel("pruned weights, %")
 
     height = 0.8 + len(names) * (0.19 if len(names) <= 40 else 0.155)
-    caption = "Layers from input (top) to output; a ring at 100 % is a layer that lost every weight."
-    return picture(
-        f"Sparsity by layer: {runs[0].model}", caption + note, draw, height, [style[run.label] for run in runs]
-    )
-
-
-def _dots(axes: Axes, x: Sequence[float], y: Sequence[float], style: Style) -> None:
-    marker = style.marker or "o"
-    axes.plot(x, y, marker, markersize=4.2, color=style.colour, markeredgewidth=0, alpha=0.9, clip_on=False)
-    lost = [(a, b) for a, b in zip(x, y, strict=True) if a >= 100]
-    for a, b in lost:
-        axes.plot(a, b, "o", markersize=8, markerfacecolor="none", color=style.colour, clip_on=False)
+    caption = "Layers from input (top) to output; a ring at 100 % is a layer that lost every weight"
+    caption += ", with one seed or more." if any(len(one.runs) > 1 for one in experiments) else "."
+    title = f"Sparsity by layer: {experiments[0].first.model}"
+    return picture(title, caption + note, draw, height, _key(experiments, style), narrow_height=height)
 
 
 def _epochs(run: RecordedRun) -> list[float]:

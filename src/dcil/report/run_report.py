@@ -7,57 +7,72 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dcil.errors import UserError
-from dcil.report import run_figures, run_table
+from dcil.report import run_figures, run_table, tradeoffs
+from dcil.report.experiments import experiments
 from dcil.report.page import Block, Details, Heading, Paragraph, Table, TableRow, html
 from dcil.report.theme import Style, styles
 from dcil.runs.outputs import write_output_text
+from dcil.runs.printable import printable
 from dcil.runs.read import RecordedRun
 
 LEAD = (
     "Accuracy is top-1 on the test set, in percent, of the pruned network. **Last** is the final epoch, the number to "
     "compare; **Best** was picked by looking at the test set, so it flatters. **Std** is the spread over the last "
     "tenth of the epochs: high means the last epoch was a matter of luck. **vs dense** is Last minus the mean of the "
-    "dense runs of the same model and data set, in points. **Kept** counts the prunable weights that are left. Rows "
-    "that say “mean ± std (n)” sum up n runs that differ only in their seed."
+    "dense runs of the same model and data set, in points. **Kept** counts the prunable weights that are left, "
+    "**Multiply-adds** those for one image that are not with a zero, and **File** is the least size of a file without "
+    "the zeros. Rows that say “mean ± std (n)” sum up n runs that differ only in their seed."
 )
 
 
-def write(runs: Sequence[RecordedRun], out: Path) -> None:
-    """Write the report of ``runs`` to the HTML file ``out``, atomically."""
+def write(runs: Sequence[RecordedRun], out: Path, waiting: Sequence[Path] = (), refresh: int | None = None) -> None:
+    """Write the report of ``runs`` to the HTML file ``out``, atomically; those in ``waiting`` are not begun yet."""
     out = Path(out)
     if out.is_dir():
         raise UserError(f"{out} is a folder: give the report a file name, such as {out / 'report.html'}")
-    write_output_text(out, html(title(runs), blocks(runs)))
+    write_output_text(out, html(title(runs), blocks(runs, waiting), refresh))
 
 
-def blocks(runs: Sequence[RecordedRun]) -> list[Block]:
+def blocks(runs: Sequence[RecordedRun], waiting: Sequence[Path] = ()) -> list[Block]:
     """Return the contents of the page."""
-    style = styles([run.label for run in runs])
-    page: list[Block] = [Heading(title(runs), 1), Paragraph(LEAD), table(runs, style)]
-    for picture in run_figures.pictures(runs, style):
+    page: list[Block] = [Heading(title(runs), 1)]
+    if waiting:
+        page.append(Paragraph(f"Waiting for {', '.join(printable(str(folder)) for folder in waiting)}."))
+    if not runs:
+        return page
+    found = experiments(runs)
+    style = styles([one.label for one in found])
+    look = {run.label: style[one.label] for one in found for run in one.runs}
+    page += [Paragraph(LEAD), table(runs, look)]
+    for picture in (*tradeoffs.pictures(found, style), *run_figures.pictures(found, style)):
         page += [Heading(picture.title), picture]
-    return [*page, Heading("Runs in detail"), *(details(run, style[run.label]) for run in runs)]
+    return [*page, Heading("Runs in detail"), *(details(run, look[run.label]) for run in runs)]
 
 
 def title(runs: Sequence[RecordedRun]) -> str:
     """Name the model and the data set if all runs share them, else count the tasks."""
     tasks = {(run.model, run.dataset) for run in runs}
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    if len(tasks) > 1:
-        return f"{count} on {len(tasks)} tasks"
+    if len(tasks) != 1:
+        return f"{count} on {len(tasks)} tasks" if tasks else "No run has begun yet"
     model, dataset = tasks.pop()
     return f"{model} on {dataset}: {count}"
 
 
-def table(runs: Sequence[RecordedRun], style: Mapping[str, Style]) -> Table:
+def table(runs: Sequence[RecordedRun], look: Mapping[str, Style]) -> Table:
     """Return the table of runs; a row of one run shows its line style."""
-    rows = (
-        TableRow(run_table.cells(row), "mean", status=row.status)
-        if row.n > 1
-        else TableRow(run_table.cells(row), style=style[row.label], status=row.status)
-        for row in run_table.rows(runs)
-    )
-    return Table(run_table.HEADINGS, tuple(rows), run_table.FIRST_NUMBER)
+    rows = run_table.rows(runs)
+    shown = run_table.telling(rows)
+
+    def to_html(row: run_table.RunRow) -> TableRow:
+        cells = run_table.cells(row)
+        texts = tuple(cells[index] for index in shown)
+        if row.n > 1:
+            return TableRow(texts, "mean", status=row.status)
+        return TableRow(texts, style=look[row.label], status=row.status)
+
+    first_number = sum(index < run_table.FIRST_NUMBER for index in shown)
+    return Table(tuple(run_table.HEADINGS[index] for index in shown), tuple(map(to_html, rows)), first_number)
 
 
 def details(run: RecordedRun, style: Style) -> Details:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dcil.report.formatting import NONE, duration, number, plus_minus, signed
+from dcil.report.experiments import method_name, settings
+from dcil.report.formatting import NONE, count, duration, file_size, number, plus_minus, signed
 from dcil.runs.read import RecordedRun
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-HEADINGS = ("Run", "Data set", "Model", "Method", "Sparsity", "Last", "vs dense", "Best", "Std", "Kept", "Time")
+HEADINGS = (
+    "Run",
+    "Data set",
+    "Model",
+    "Method",
+    "Sparsity",
+    "Last",
+    "vs dense",
+    "Best",
+    "Std",
+    "Kept",
+    "Multiply-adds",
+    "File",
+    "Time",
+)
 CONSTANT = ("Data set", "Model")
+PAGE_ONLY = ("Multiply-adds", "File")  # a terminal is narrow, and `dcil eval` prints them
 FIRST_NUMBER = HEADINGS.index("Sparsity")
-# Runs that differ only in these fields are seeds of one experiment.
-SEED_AND_PATHS = {"seed", "out", "resume", "data_dir"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,8 @@ class RunRow:
     std: float | None
     seconds: float
     kept: int | None
+    macs: float | None
+    file: float | None
     to_dense: float | None
     status: str
     n: int = 1
@@ -46,7 +61,7 @@ def rows(runs: Sequence[RecordedRun]) -> list[RunRow]:
     """Return a row per run in the given order; runs that differ only in seed are grouped, their mean follows."""
     groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
-        groups.setdefault(_experiment(run), []).append(run)
+        groups.setdefault(settings(run), []).append(run)
     dense = _dense_means(runs)
     table: list[RunRow] = []
     for members in groups.values():
@@ -56,11 +71,6 @@ def rows(runs: Sequence[RecordedRun]) -> list[RunRow]:
         if len(seeds) > 1:
             table.append(_mean([_row(run, dense) for run in seeds.values()]))
     return table
-
-
-def _experiment(run: RecordedRun) -> str:
-    config = {key: value for key, value in run.config.items() if key not in SEED_AND_PATHS}
-    return json.dumps(config, sort_keys=True)
 
 
 def _dense_means(runs: Sequence[RecordedRun]) -> dict[tuple[str, str], float]:
@@ -82,13 +92,15 @@ def _row(run: RecordedRun, dense: dict[tuple[str, str], float]) -> RunRow:
         label=run.label,
         dataset=run.dataset,
         model=run.model,
-        method=run.method if run.granularity == "weight" else f"{run.method} {run.granularity}",
+        method=method_name(run),
         sparsity=run.sparsity,
         last=summary["last"] if summary else None,
         best=summary["best"] if summary else None,
         std=summary["std"] if summary else None,
         seconds=run.seconds,
         kept=run.kept,
+        macs=run.cost.get("macs_kept"),
+        file=run.cost.get("bytes_kept"),
         to_dense=to_dense,
         status=run.status,
     )
@@ -110,6 +122,8 @@ def _mean(members: Sequence[RunRow]) -> RunRow:
         std=mean([row.std for row in members]),
         seconds=statistics.fmean(row.seconds for row in members),
         kept=None if kept is None else round(kept),
+        macs=mean([row.macs for row in members]),
+        file=mean([row.file for row in members]),
         to_dense=mean([row.to_dense for row in members]),
         n=len(members),
         last_spread=statistics.stdev(last),
@@ -130,8 +144,21 @@ def cells(row: RunRow) -> tuple[str, ...]:
         NONE if row.best is None else plus_minus(row.best, row.best_spread),
         NONE if row.std is None else number(row.std),
         NONE if row.kept is None else f"{row.kept:,}",
+        NONE if row.macs is None else count(row.macs),
+        NONE if row.file is None else file_size(row.file),
         duration(row.seconds),
     )
+
+
+def telling(table: Sequence[RunRow]) -> list[int]:
+    """Return the columns to show: no data set and model that all rows share, since the title has them, and no cost that
+    no row has."""
+    columns = zip(*map(cells, table), strict=True)
+    return [
+        index
+        for index, (heading, column) in enumerate(zip(HEADINGS, columns, strict=True))
+        if not (heading in CONSTANT and len(set(column)) == 1) and not (heading in PAGE_ONLY and set(column) == {NONE})
+    ]
 
 
 def to_rich(table: Sequence[RunRow]) -> Table:
@@ -140,13 +167,12 @@ def to_rich(table: Sequence[RunRow]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    # Columns in which all rows agree go into the title: a terminal is narrow.
     columns = list(zip(*map(cells, table), strict=True))
-    same = [h for h, column in zip(HEADINGS, columns, strict=True) if h in CONSTANT and len(set(column)) == 1]
+    shown = [index for index in telling(table) if HEADINGS[index] not in PAGE_ONLY]
+    same = [h for i, h in enumerate(HEADINGS) if h in CONSTANT and i not in shown]
     title = ", ".join(columns[HEADINGS.index(heading)][0] for heading in same)
     caption = "Accuracy in percent, pruned path. Std: over the last tenth of the epochs."
     rich = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    shown = [index for index, heading in enumerate(HEADINGS) if heading not in same]
     for index in shown:
         rich.add_column(HEADINGS[index], justify="right" if index >= FIRST_NUMBER else "left", overflow="fold")
     for row in table:

@@ -22,14 +22,15 @@ except ImportError:
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 INK = "#010203"  # drawn in this, then replaced by `currentColor`: one drawing serves light and dark pages
 # Okabe and Ito's colours, less the yellow that vanishes on white; their black is the ink.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK)
 # Matplotlib's marker -> the same in text. No "o": that is the dot of a line with one point.
 MARKERS = {"": "", "s": "■", "^": "▲", "D": "◆", "v": "▼"}
-WIDTH = 9.2
+WIDTH, NARROW = 9.2, 4.6  # inches: for a page, and for a phone
+BAND = 0.16  # opacity of a band around a line
 RC: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -102,6 +103,19 @@ def log_scale(axes: Axes, values: Sequence[float]) -> None:
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
+def log_ticks(axes: Axes) -> None:
+    """Set a log scale on the x axis, labelled at 1, 2, 5, 10, …"""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+def is_narrow(figure: Figure) -> bool:
+    """Whether a figure is drawn for a phone: panels then stand below each other."""
+    return figure.get_figwidth() < WIDTH
+
+
 def picture(
     title: str,
     caption: str,
@@ -109,16 +123,23 @@ def picture(
     height: float,
     key: Sequence[Style] = (),
     file: str = "",
+    narrow_height: float | None = None,
 ) -> Picture:
-    """Run ``draw`` on an empty figure under the theme and return the result as a block."""
+    """Run ``draw`` on an empty figure under the theme, wide and narrow, and return both as a block."""
+    wide = _svg(draw, title, WIDTH, height)
+    narrow = _svg(draw, f"{title}, narrow", NARROW, narrow_height or min(height, 0.9 * NARROW))
+    return Picture(title, caption, wide, tuple(key), file, narrow)
+
+
+def _svg(draw: Callable[[Figure], None], salt: str, width: float, height: float) -> str:
     # The salt makes the ids repeatable, and being the title, unlike those of the other pictures on the page.
-    with matplotlib.rc_context({**RC, "svg.hashsalt": title}):
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    with matplotlib.rc_context({**RC, "svg.hashsalt": salt}):
+        figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure)
         buffer = io.StringIO()
         no_metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
         figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
-    return Picture(title, caption, _inline(buffer.getvalue()), tuple(key), file)
+    return _inline(buffer.getvalue())
 
 
 def _inline(svg: str) -> str:

@@ -1,7 +1,8 @@
-"""Count the parameters and multiply-adds of a pruned network."""
+"""Count the parameters, multiply-adds and bytes of a pruned network."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,3 +94,37 @@ def _counting(model: nn.Module, positions: dict[str, int]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def summarise_cost(model: nn.Module, example: Tensor) -> dict[str, int]:
+    """Return the counts of a finalized model for its summary: in all, and what is kept.
+
+    ``bytes_kept`` is what a sparse file takes at least, see ``entropy_bound``.
+    """
+    cost, state = measure_cost(model, example), model.state_dict()
+    return {
+        "parameters": cost.parameters,
+        "parameters_kept": cost.parameters_kept,
+        "macs": cost.macs,
+        "macs_kept": cost.macs_kept,
+        "bytes": sum(value.nbytes for value in state.values()),
+        "bytes_kept": entropy_bound(state),
+    }
+
+
+def entropy_bound(state: Mapping[str, Tensor]) -> int:
+    """Bytes that ``state`` needs at least: per tensor the kept values and n H(p) bits of mask, or all values.
+
+    Each tensor with its own p, which is never more than one p for all would give. A mask with more order than its
+    density says (whole filters) can be coded in less.
+    """
+    total = 0.0
+    for tensor in state.values():
+        kept, size = int(tensor.count_nonzero()), 8 * tensor.element_size()
+        total += min(entropy_bits(tensor.numel(), kept) + kept * size, tensor.numel() * size)
+    return math.ceil(total / 8)
+
+
+def entropy_bits(n: int, kept: int) -> float:
+    """Return n H(kept / n): no code that knows only the fraction is shorter on average."""
+    return -sum(part * math.log2(part / n) for part in (kept, n - kept) if part)

@@ -77,6 +77,7 @@ class RecordedRun:
     layers: Mapping[str, LayerCount] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    cost: Mapping[str, int] = field(default_factory=dict)  # empty for summaries of version 0.1
 
     @property
     def dense(self) -> bool:
@@ -212,6 +213,7 @@ def _summary_fields(summary: Mapping[str, Any]) -> dict[str, Any]:
         "layers": {name: LayerCount(counts["weights"], counts["kept"]) for name, counts in summary["layers"].items()},
         "environment": summary["environment"],
         "notes": tuple(summary.get("notes") or ()),
+        "cost": summary.get("cost", {}),
     }
 
 

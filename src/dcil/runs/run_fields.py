@@ -79,6 +79,7 @@ EPOCH = fields(
 #: What a summary or a record that is still to be written needs besides.
 TO_SUMMARISE = fields({"top5": PERCENT, "top1_train": PERCENT})
 LAYERS = mapping_of(fields({"weights": whole(), "kept": whole()}))
+COST = fields(dict.fromkeys(("parameters", "parameters_kept", "macs", "macs_kept", "bytes", "bytes_kept"), whole()))
 NOTES = list_of(text)
 SUMMARY = fields(
     {
@@ -94,5 +95,5 @@ SUMMARY = fields(
         "layers": LAYERS,
         "environment": mapping_of(text),
     },
-    {"notes": nullable(NOTES), "epochs": EPOCHS},
+    {"notes": nullable(NOTES), "epochs": EPOCHS, "cost": COST},
 )

@@ -21,6 +21,7 @@ from dcil.engine import PROCESS_LOCK, Diverged, EngineSettings
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.errors import UserError
 from dcil.runs.atomic import CannotWrite, write_text
+from dcil.runs.cost import summarise_cost
 from dcil.runs.environment import environment
 from dcil.runs.folder import ReadOnlyRunFolder, RunFolder
 from dcil.runs.progress import Progress
@@ -199,6 +200,8 @@ def finish(folder: RunFolder, trainer: Trainer) -> dict[str, Any]:
     file = folder.path / "model.safetensors"
     write_tensors(file, whole(model.state_dict()))
     summary = summary_of(trainer, rows) | {"model_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    example = torch.zeros(1, *folder.record()["shape"], device=trainer.loader.device)
+    summary["cost"] = summarise_cost(model, example)
     write_text(folder.path / "summary.json", json.dumps(summary, indent=1))
     return summary
 
