@@ -34,16 +34,10 @@ def exclusive(file: Path, busy: str) -> Iterator[None]:
 def acquire(file: Path, busy: str) -> IO[str]:
     """Open and lock ``file``, in a folder that is made if need be.
 
-    One that was removed between the two locks out nobody, so it is tried again, as is a folder that was removed.
+    One that was removed between the two locks out nobody, so it is tried again.
     """
     while True:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            lock = file.open("a")
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise CannotWrite.at(file.parent if not file.parent.is_dir() else file, error) from None
+        lock = opened(file)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             locked = True
@@ -62,6 +56,21 @@ def acquire(file: Path, busy: str) -> IO[str]:
             lock.close()
             raise UserError(busy)
         lock.close()
+
+
+def opened(file: Path) -> IO[str]:
+    """Open ``file``; its folder is made again if a process that leaves has just removed it."""
+    for left in reversed(range(100)):
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CannotWrite.at(file.parent, error) from None
+        try:
+            return file.open("a")
+        except OSError as error:
+            if not (left and isinstance(error, FileNotFoundError)):
+                raise CannotWrite.at(file, error) from None
+    raise AssertionError("unreachable: the last try raises")
 
 
 def names(file: Path, opened: IO[str]) -> bool:
