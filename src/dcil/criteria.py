@@ -40,7 +40,7 @@ class Criterion(Validated):
         """Accumulate the gradients of a step, in place."""
 
     def reads(self, layer: PrunableWeight, state: State) -> list[Tensor]:
-        """The tensors besides the weight that ``score`` is computed from; they must be finite."""
+        """The tensors besides the weight that ``score`` is computed from: finite, and not zero in every layer."""
         return []
 
     def score(self, layer: PrunableWeight, state: State) -> Tensor:
@@ -119,11 +119,11 @@ class OBD(Criterion):
     shards: ClassVar[bool] = True
 
     def init_state(self, layers: Sequence[PrunableWeight]) -> State:
-        return {f"fisher.{layer.name}": torch.zeros_like(layer.weight) for layer in layers}
+        return {f"fisher.{layer.name}": torch.zeros_like(wide(layer.weight.detach())) for layer in layers}
 
     def observe(self, layers: Sequence[PrunableWeight], state: State) -> None:
         for layer in layers:
-            fisher, grad = state[f"fisher.{layer.name}"], gradient_of(layer)
+            fisher, grad = state[f"fisher.{layer.name}"], wide(gradient_of(layer))
             fisher.mul_(self.decay).addcmul_(grad, grad, value=1 - self.decay)
 
     def reads(self, layer: PrunableWeight, state: State) -> list[Tensor]:
@@ -183,7 +183,7 @@ class OBS(Criterion):
         return F.pad(flat, (0, -len(flat) % self.block)).view(-1, self.block)
 
     def reads(self, layer: PrunableWeight, state: State) -> list[Tensor]:
-        return [state[f"inverse.{layer.name}"]]
+        return [state[f"inverse.{layer.name}"], gradient_of(layer)]  # without gradients the first is a constant
 
     def score(self, layer: PrunableWeight, state: State) -> Tensor:
         diagonal = state[f"inverse.{layer.name}"].diagonal(dim1=1, dim2=2).double()

@@ -63,6 +63,8 @@ class AutoPrune(Method):
             indicator = context.state[f"indicator.{layer.name}"]
             if indicator.grad is not None:
                 indicator.sub_(self.rate * (indicator.grad + (self.mu or 0.0)))
+        for name, indicator in context.state.items():
+            if name.startswith("indicator."):  # those of frozen layers, too
                 indicator.grad = None
 
     def loss_key(self, step: int) -> Hashable:
