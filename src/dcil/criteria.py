@@ -173,8 +173,9 @@ class OBS(Criterion):
             full = seen >= self.samples  # on the device: nothing waits here
             inverse.copy_(torch.where(full, self.fresh(inverse, len(inverse)), inverse))
             seen.copy_(torch.where(full, 0.0, seen) + 1)
-            g = self.blocks(gradient_of(layer)).unsqueeze(2)
-            direction = inverse @ g
+            known = wide(inverse)  # the net may have been moved to another dtype
+            g = self.blocks(gradient_of(layer)).to(known).unsqueeze(2)
+            direction = known @ g
             inverse.sub_(direction @ direction.mT / (self.samples + (g.mT @ direction)))
 
     def blocks(self, values: Tensor) -> Tensor:
@@ -192,12 +193,14 @@ class OBS(Criterion):
 
     def compensate(self, layer: PrunableWeight, dropped: Tensor, state: State) -> None:
         """Several weights of a block at once: -H^-1[:, Q] (H^-1[Q, Q])^-1 w_Q, one weight being Hassibi's formula."""
-        inverse, w = state[f"inverse.{layer.name}"], self.blocks(layer.weight)
+        inverse = wide(state[f"inverse.{layer.name}"])
+        w = self.blocks(layer.weight).to(inverse)
         q = self.blocks(dropped) > 0
         # Rows and columns outside Q become those of the identity, so that every block solves for its own Q.
         inside = q.unsqueeze(1) & q.unsqueeze(2)
-        system = torch.where(inside, inverse, torch.eye(self.block, device=inverse.device))
-        solved = torch.linalg.solve(system, torch.where(q, w, 0.0).unsqueeze(2))
+        system = torch.where(inside, inverse, torch.eye(self.block, dtype=inverse.dtype, device=inverse.device))
+        solved, _ = torch.linalg.solve_ex(system, torch.where(q, w, 0.0).unsqueeze(2))  # which waits for no device
         moved = w - (inverse @ solved).squeeze(2)
-        kept = torch.where(q, w, moved)  # the caller sets the dropped ones to zero
+        solvable = moved.isfinite().all(1, keepdim=True)  # a singular block, as after huge gradients, stays as it is
+        kept = torch.where(q | ~solvable, w, moved)  # the caller sets the dropped ones to zero
         layer.weight.copy_(kept.flatten()[: layer.weight.numel()].view_as(layer.weight))

@@ -50,6 +50,8 @@ def select(
     Every layer keeps its ``min_kept`` best groups, whatever the others are worth, and loses no more than
     ``most_pruned`` of its number of groups.
     """
+    if not scores:  # the layers that could be pruned are frozen
+        return []
     sizes = [score.numel() for score in scores]
     limits = [max(0, min(size - min_kept, most_pruned(size))) for size in sizes]
     pruned = min(int(sparsity * sum(sizes)), sum(limits))
