@@ -10,6 +10,7 @@ from torch import nn
 
 import dcil
 from dcil import DCIL, GMP, SparseNet, UserError
+from dcil.engine.executor import EagerExecutor, one_at_a_time
 
 KINDS = ["tensor", "tuple", "list", "dict", "in place", "counter"]
 
@@ -188,3 +189,24 @@ def test_reading_weights_is_no_change():
     assert set(net(torch.randn(5, 6))) == {"pruned", "super"}
     with torch.inference_mode():
         net(torch.randn(5, 6))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_path_at_a_time_goes_on_from_the_same(kind):
+    states = []
+    for low_memory in (False, True):
+        torch.manual_seed(0)
+        net = SparseNet(Recurrent(kind), method())
+        opt = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(5):
+            x, y = torch.randn(5, 6), torch.randint(0, 3, (5,))
+            opt.zero_grad()
+            if low_memory:
+                one_at_a_time(EagerExecutor(net), net.method.paths, net.loss, x, y)
+            else:
+                net.loss(net(x), y).backward()
+            opt.step()
+            net.step(opt)
+        states.append(net.state_dict())
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, msg=name)

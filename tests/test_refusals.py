@@ -236,6 +236,36 @@ def test_gradients_zeroed_before_the_step(kind):
     refused(r"before zero_grad\(\)", net.step, opt)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        SM(sparsity=0.5, steps=4, every=1),
+        RigL(sparsity=0.5, steps=4, every=1),
+        *(
+            dcil.GMP(sparsity=0.5, steps=4, every=1, criterion=criterion)
+            for criterion in (dcil.Gradient(), dcil.Taylor(), dcil.OBD(), dcil.OBS())
+        ),
+    ],
+    ids=lambda made: f"{type(made).__name__}-{type(made.criterion).__name__}",
+)
+def test_gradients_set_to_zero_before_the_step(made):
+    net = SparseNet(Model(), made)
+    masks = {name: mask.clone() for name, mask in net.masks.items()}
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    net.loss(net(X), Y).backward()
+    opt.step()
+    opt.zero_grad(set_to_none=False)
+    refused(r"must not be zero in every layer, .* before zero_grad\(\)", net.step, opt)
+    assert all(torch.equal(mask, masks[name]) for name, mask in net.masks.items())
+
+
+def test_a_network_that_nothing_passes_any_more_is_trained_on():
+    net = SparseNet(Model(), SM(sparsity=0.5, steps=4, every=1, classifier=False))
+    with torch.no_grad():
+        net.model.b.bias.fill_(-1e9)  # no gradient passes the ReLU, but the classifier's bias has one
+    assert train(net).steps_done == 2
+
+
 @pytest.mark.parametrize("wrong", [None, print, 3, dcil.MaskObserver])
 def test_what_is_no_observer(wrong):
     refused("an observer must have before_update", make().add_observer, wrong)
@@ -274,6 +304,56 @@ def test_layers_exchanged_after_wrapping(change):
     refused("the model must keep the layers that it was wrapped with, got another", net, X)
 
 
+def remove_bias(model):
+    model.b.bias = None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replace_norm,
+        remove_norm,
+        add_layer,
+        widen_head,
+        remove_bias,
+        lambda model: parametrizations.weight_norm(model.b),
+        lambda model: parametrizations.spectral_norm(model.head),
+        lambda model: weight_norm(model.a),
+        lambda model: prune.random_unstructured(model.b, "weight", amount=0.5),
+        lambda model: setattr(model, "norm", nn.Identity()),
+    ],
+)
+def test_layers_exchanged_between_two_steps(change):
+    net = train(make())
+    change(net.model)
+    refused("must keep the layers that it was wrapped with|must be a real parameter", net, X)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_weights_that_the_optimizer_does_not_have(attached):
+    net = make()
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = (lambda opt: None) if attached else net.step
+    if attached:
+        net.attach(opt)
+    for number in range(2):
+        net.loss(net(X), Y).backward()
+        if number:
+            net.model.b.weight = nn.Parameter(torch.randn(8, 8))
+            refused(r"must hold every parameter .* it lacks 1 \(model.b.weight\)", lambda: (opt.step(), step(opt)))
+        else:
+            opt.step()
+            step(opt)
+
+
+@pytest.mark.parametrize("wrong", ["x", None, 1.5, [], torch.ones(3)])
+def test_arguments_of_other_types(wrong):
+    refused("net.train must get True or False", make().train, wrong)
+    refused("the other net must be a SparseNet", make().take_position, wrong)
+    for curve in (method().sparsity_at, method().due, dcil.Cubic(final=0.5, steps=8)):
+        refused("the step must be a number", curve, [wrong])
+
+
 def test_masks_of_another_type():
     net = make()
     refused("the masks must be bool", net.type(torch.float), X)
@@ -307,6 +387,47 @@ def test_state_dicts_that_do_not_fit():
     with pytest.raises(RuntimeError, match="must fit"):  # as code that was written for torch expects it
         net.load_state_dict({})
     assert net.load_model({}, strict=False).missing_keys
+
+
+@pytest.mark.parametrize("options", [{}, {"assign": True}, {"strict": False}])
+def test_a_state_dict_that_is_refused_changes_nothing(options):
+    net, other = make(), train(make())
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    parameters = list(net.parameters())
+    state, weights = other.state_dict(), other.model.state_dict()
+    wrong = [
+        without(state, "super.head.bias"),
+        state | {"more": torch.zeros(1)},
+        state | {"model.b.weight": torch.zeros(3, 3)},
+        state | {"model.norm.bias": "x"},
+        state | {"_extra_state": torch.zeros(5, dtype=torch.long)},
+        state | {"_masks.b.weight": torch.full((8, 8), 0.3)},
+    ]
+    loads = [
+        lambda bad=bad: net.load_state_dict(bad, **options)
+        for bad in wrong[2 if options.get("strict") is False else 0 :]
+    ]
+    loads += [lambda: net.load_model(weights | {"b.weight": torch.zeros(3, 3)}, strict="strict" not in options)]
+    loads += [lambda: net.load_model(without(weights, "head.bias"))]
+    for load in loads:
+        refused("", load)
+        assert net.steps_done == 0
+        assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
+        assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_to_begin_anew_is_to_begin_with_the_settings_that_were_given():
+    model = Model()
+    dense = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        model.b.weight[:4] = 0
+    net = make(model, masks="zeros")
+    assert net.method.initial_sparsity > 0.2
+    net.load_model(dense)
+    assert net.method.initial_sparsity == 0
+    net = make(net.finalize(), masks={"b.weight": torch.eye(8).bool()})
+    net.reset()
+    assert net.method.initial_sparsity == 0 == net.sparsity
 
 
 def test_masks_without_values():

@@ -56,7 +56,12 @@ class States(Mapping[Tensor, Any]):
 
 
 class Optimizers:
-    """Several optimizers as one, for what a method reads of them: the state of a weight."""
+    """Several optimizers as one, for what is read of them: their parameters and the state of a weight."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self.state = States(optimizers)
+        self.optimizers = optimizers
+
+    @property
+    def param_groups(self) -> list[Any]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]

@@ -55,6 +55,19 @@ class Attributes:
                 put(place, value)
             self.marks = {place: mark(value) for place, value in self.values[first].items()}
 
+    @contextmanager
+    def trial(self, path: str, model: nn.Module) -> Iterator[None]:
+        """While open, the modules have copies of the attributes of ``path``; afterwards they have what they had."""
+        self.take_assigned()
+        before = dict(found_in(model))
+        for place, value in (before | self.values[path]).items():
+            put(place, fork(value))
+        try:
+            yield
+        finally:
+            for place in dict.fromkeys((*before, *dict(found_in(model)))):
+                put(place, before.get(place, ABSENT))
+
     def take_assigned(self) -> None:
         """Give every path what was assigned since the last pass."""
         for place, known in self.marks.items():

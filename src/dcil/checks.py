@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dcil.attributes import Attributes, mark
-from dcil.errors import UserError
+from dcil.errors import UserError, described
 from dcil.sharding import count_true, is_sharded
 from dcil.wiring import (
     check_gradients,
@@ -159,6 +159,7 @@ class Checks:
         self.emptied, self.weights = EmptiedLayers(), Weights()
         self.copied, self.versions = False, [-1]
         self.announced: set[str] = set()
+        self.layers: list[tuple[nn.Module, list[str]]] = []
 
     def __getstate__(self) -> tuple[bool, list[str]]:
         return self.empty, list(self.attributes.values)  # a copy checks everything again
@@ -168,9 +169,11 @@ class Checks:
         self.__init__(paths)  # type: ignore[misc]
         self.empty, self.copied = empty, True
 
-    def new_phase(self, changed: bool) -> None:
+    def new_phase(self, before: bool, mode: object) -> None:
         """Check the paths again when training begins again, since checkpointing may have been switched on."""
-        if changed:
+        if not isinstance(mode, bool):
+            raise UserError(f"net.train must get True or False, got {described(mode)}")
+        if mode != before:
             self.paths.clear()
 
     def initialised(self, mask: Tensor) -> None:
@@ -223,8 +226,8 @@ class Checks:
         self.initialised(net.first_mask)
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise UserError("torch.jit.trace must get a plain module, got a net: trace what net.finalize() returns")
-        if net.training and not self.paths and not torch.compiler.is_compiling():
-            check_layers(net)
+        if net.training and not torch.compiler.is_compiling():
+            self.same_layers(net)
         if not self.copied or torch.compiler.is_compiling():
             return
         masks = list(net.masks.values())
@@ -237,6 +240,14 @@ class Checks:
                     "averaged; use dcil.EMA(net), or averages without buffers (use_buffers=False)"
                 )
             self.versions = versions
+
+    def same_layers(self, net: Any) -> None:
+        """Refuse layers exchanged since the last pass; their parameters are compared when there is another module."""
+        layers = [(module, [key for key, p in module._parameters.items() if p is not None])
+                  for module in net.model.modules()]  # fmt: skip
+        if not self.paths or layers != self.layers:
+            check_layers(net)
+            self.layers = layers
 
     def took_step(self, net: nn.Module, optimizer: Any) -> bool:
         """Whether the optimizer has stepped since this was asked last; the first time it is taken to have."""

@@ -40,7 +40,7 @@ class Criterion(Validated):
         """Accumulate the gradients of a step, in place."""
 
     def reads(self, layer: PrunableWeight, state: State) -> list[Tensor]:
-        """The tensors besides the weight that ``score`` is computed from; they must be finite."""
+        """The tensors besides the weight that ``score`` is computed from: finite, and not zero in every layer."""
         return []
 
     def score(self, layer: PrunableWeight, state: State) -> Tensor:
@@ -119,11 +119,11 @@ class OBD(Criterion):
     shards: ClassVar[bool] = True
 
     def init_state(self, layers: Sequence[PrunableWeight]) -> State:
-        return {f"fisher.{layer.name}": torch.zeros_like(layer.weight) for layer in layers}
+        return {f"fisher.{layer.name}": torch.zeros_like(wide(layer.weight.detach())) for layer in layers}
 
     def observe(self, layers: Sequence[PrunableWeight], state: State) -> None:
         for layer in layers:
-            fisher, grad = state[f"fisher.{layer.name}"], gradient_of(layer)
+            fisher, grad = state[f"fisher.{layer.name}"], wide(gradient_of(layer))
             fisher.mul_(self.decay).addcmul_(grad, grad, value=1 - self.decay)
 
     def reads(self, layer: PrunableWeight, state: State) -> list[Tensor]:
@@ -173,8 +173,9 @@ class OBS(Criterion):
             full = seen >= self.samples  # on the device: nothing waits here
             inverse.copy_(torch.where(full, self.fresh(inverse, len(inverse)), inverse))
             seen.copy_(torch.where(full, 0.0, seen) + 1)
-            g = self.blocks(gradient_of(layer)).unsqueeze(2)
-            direction = inverse @ g
+            known = wide(inverse)  # the net may have been moved to another dtype
+            g = self.blocks(gradient_of(layer)).to(known).unsqueeze(2)
+            direction = known @ g
             inverse.sub_(direction @ direction.mT / (self.samples + (g.mT @ direction)))
 
     def blocks(self, values: Tensor) -> Tensor:
@@ -183,7 +184,7 @@ class OBS(Criterion):
         return F.pad(flat, (0, -len(flat) % self.block)).view(-1, self.block)
 
     def reads(self, layer: PrunableWeight, state: State) -> list[Tensor]:
-        return [state[f"inverse.{layer.name}"]]
+        return [state[f"inverse.{layer.name}"], gradient_of(layer)]  # without gradients the first is a constant
 
     def score(self, layer: PrunableWeight, state: State) -> Tensor:
         diagonal = state[f"inverse.{layer.name}"].diagonal(dim1=1, dim2=2).double()
@@ -192,12 +193,14 @@ class OBS(Criterion):
 
     def compensate(self, layer: PrunableWeight, dropped: Tensor, state: State) -> None:
         """Several weights of a block at once: -H^-1[:, Q] (H^-1[Q, Q])^-1 w_Q, one weight being Hassibi's formula."""
-        inverse, w = state[f"inverse.{layer.name}"], self.blocks(layer.weight)
+        inverse = wide(state[f"inverse.{layer.name}"])
+        w = self.blocks(layer.weight).to(inverse)
         q = self.blocks(dropped) > 0
         # Rows and columns outside Q become those of the identity, so that every block solves for its own Q.
         inside = q.unsqueeze(1) & q.unsqueeze(2)
-        system = torch.where(inside, inverse, torch.eye(self.block, device=inverse.device))
-        solved = torch.linalg.solve(system, torch.where(q, w, 0.0).unsqueeze(2))
+        system = torch.where(inside, inverse, torch.eye(self.block, dtype=inverse.dtype, device=inverse.device))
+        solved, _ = torch.linalg.solve_ex(system, torch.where(q, w, 0.0).unsqueeze(2))  # which waits for no device
         moved = w - (inverse @ solved).squeeze(2)
-        kept = torch.where(q, w, moved)  # the caller sets the dropped ones to zero
+        solvable = moved.isfinite().all(1, keepdim=True)  # a singular block, as after huge gradients, stays as it is
+        kept = torch.where(q | ~solvable, w, moved)  # the caller sets the dropped ones to zero
         layer.weight.copy_(kept.flatten()[: layer.weight.numel()].view_as(layer.weight))

@@ -27,6 +27,10 @@ class Granularity(Validated):
         """The largest part of the groups that can be pruned."""
         return 1.0
 
+    def most_pruned(self, groups: int) -> int:
+        """How many of a layer's groups can be pruned, whatever its share of the sparsity."""
+        return groups
+
     def supports(self, layer: PrunableWeight) -> bool:
         """Whether the layer can be pruned in these groups; otherwise it stays dense."""
         return True
@@ -99,6 +103,9 @@ class NM(Granularity):
     @property
     def max_sparsity(self) -> float:
         return 1 - self.n / self.m
+
+    def most_pruned(self, groups: int) -> int:
+        return groups // self.m * (self.m - self.n)
 
     def supports(self, layer: PrunableWeight) -> bool:
         return not layer.transposed and not layer.stacked and layer.weight.shape[1] % self.m == 0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, replace
 from typing import Any
 
@@ -50,27 +49,10 @@ class StateError(UserError, RuntimeError):
     """A state dict that does not fit; also a RuntimeError, as torch raises it."""
 
 
-@contextmanager
-def fitting(state_dict: object, what: str) -> Iterator[None]:
-    """Say in one line what does not fit while a state dict is loaded."""
-    if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
-        raise StateError(f"the state dict must be a mapping from names to tensors, got {described(state_dict)}")
-    try:
-        yield
-    except UserError:
-        raise
-    except (RuntimeError, AttributeError, TypeError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        text = " ".join(str(error).split())
-        text = re.sub(r"^Error\(s\) in loading state_dict for \w+: ", "", text)
-        raise StateError(
-            f"the state dict must fit {what}, got: {text[:400]}{'…' if len(text) > 400 else ''}"
-        ) from error
-
-
-def check_masks(state_dict: Mapping[str, Any], prefix: str) -> None:
-    """Refuse masks that are no masks, such as an average of them."""
+def check(state_dict: Mapping[str, Any], prefix: str, method: Method) -> None:
+    """Refuse a state dict of another training, and masks that are none, such as an average of them."""
+    if (state := state_dict.get(f"{prefix}_extra_state")) is not None:
+        unpack(state, method)
     for name, mask in state_dict.items():
         if name.startswith(f"{prefix}_masks.") and isinstance(mask, Tensor) and mask.is_floating_point():
             raise StateError(

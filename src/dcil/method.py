@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from dcil import views
 from dcil.criteria import Criterion, Magnitude, State
 from dcil.granularity import Filter, Granularity, Weight
-from dcil.schedule import Cubic, Schedule, Timeline
+from dcil.schedule import Cubic, Schedule, Timeline, checked_step
 from dcil.scope import Global, Scope
 from dcil.selection import count_changes, select
 from dcil.sharding import like
@@ -189,11 +189,11 @@ class Method(Validated):
 
     def sparsity_at(self, step: int) -> float:
         """The scheduled sparsity after ``step`` optimizer steps."""
-        return self.active_schedule.sparsity(step, self.timeline)
+        return self.active_schedule.sparsity(checked_step(step), self.timeline)
 
     def due(self, step: int) -> bool:
         """Whether the masks are updated after ``step`` optimizer steps."""
-        return self.active_schedule.due(step, self.timeline)
+        return self.active_schedule.due(checked_step(step), self.timeline)
 
     def phases(self) -> tuple[Phase, ...]:
         """Return the phases of training in order; the trainer sets the learning rate and the epochs by them."""
@@ -212,7 +212,8 @@ class Method(Validated):
         """Recompute the masks, in place; called when ``due``."""
         layers = [layer for layer in context.layers if self.granularity.supports(layer)]
         scores = [self.group_scores(layer, context.state) for layer in layers]
-        kept = select(scores, self.sparsity_at(context.step), self.scope, layers, self.min_kept)
+        sparsity, most = self.sparsity_at(context.step), self.granularity.most_pruned
+        kept = select(scores, sparsity, self.scope, layers, self.min_kept, most)
         for layer, groups in zip(layers, kept, strict=True):
             layer.mask.copy_(like(self.granularity.mask(layer, groups), layer.mask))
 
@@ -238,7 +239,7 @@ class Method(Validated):
         """Called before the first step; the masks are all True."""
 
     def reads(self, layer: PrunableWeight, context: StepContext) -> list[Tensor]:
-        """The tensors that ``update`` reads besides the masks; they must be finite."""
+        """The tensors that ``update`` reads: the weight first, then others, which must not be zero in every layer."""
         return [layer.weight.detach(), *self.criterion.reads(layer, context.state)]
 
     def view(self, path: str, layer: PrunableWeight, state: State) -> Tensor:

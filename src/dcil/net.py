@@ -16,6 +16,7 @@ from dcil.attachment import Attachment
 from dcil.choice import Choice
 from dcil.errors import UserError
 from dcil.finite import FiniteCheck
+from dcil.loading import fitting
 from dcil.masks import take_masks
 from dcil.method import Method, StepContext
 from dcil.naming import put, rename_old_keys
@@ -46,6 +47,7 @@ class SparseNet(Paths):
                  the sparsity then grows from there
     """
 
+    hooks: StepHooks
     #: Warn at the mask update that takes a layer's last weight.
     warn_of_empty_layers = True
 
@@ -60,7 +62,7 @@ class SparseNet(Paths):
         masks: str | Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__(model, method, prunable, private, classifier)
-        self.hooks: StepHooks = method  # an engine that has recorded them puts its own in place
+        self._asked, self.hooks = method, method  # an engine that has recorded them puts its own in place
         self._observers: list[MaskObserver] = []
         self._attachment: Attachment | None = None
         self._parts: Mapping[str, Tensor | float] = {}
@@ -82,6 +84,7 @@ class SparseNet(Paths):
         if not any(map(self.method.granularity.supports, self.layers)):
             raise UserError(f"nothing to prune: {self.method.granularity} fits no layer of {type(self.model).__name__}")
         self._steps_done, self._checks.empty = 0, False
+        self._set_method(self._asked)
         self._start(masks)
 
     def _start(self, masks: str | Mapping[str, Tensor] | None) -> None:
@@ -90,7 +93,7 @@ class SparseNet(Paths):
         for name, tensor in self.method.init_state(self.layers, self.model).items():
             put(self._state, name, tensor)
         if masks is not None:
-            self._set_method(take_masks(masks, self.method, self.layers))
+            self._set_method(take_masks(masks, self._asked, self.layers))
         elif not self.layers[0].mask.is_meta:
             self.method.start(self.context(None))
         self._kept = self.kept.sum()  # beside the masks, wherever these are now
@@ -157,6 +160,7 @@ class SparseNet(Paths):
     def update_masks(self, optimizer: Optimizer | None = None) -> Update:
         """Recompute the masks for the steps done, due or not; weights that are not finite raise ``Diverged``."""
         context = self.context(optimizer)
+        wiring.check_held(self, optimizer)
         self._finite.before_update(self.method, context)
         for observer in self._observers:
             observer.before_update(self._steps_done)
@@ -195,8 +199,7 @@ class SparseNet(Paths):
     def sparsity(self) -> float:
         """The exact fraction of the prunable weights that is pruned now (waits for the device)."""
         self._finite.settle()
-        total = sum(mask.numel() for mask in self.masks.values())
-        return 1 - int(self.kept.sum()) / total
+        return 1 - int(self.kept.sum()) / sum(mask.numel() for mask in self.masks.values())
 
     def summary(self) -> inspection.Summary:
         """What is prunable, private and left dense, as a table when printed."""
@@ -244,17 +247,16 @@ class SparseNet(Paths):
 
     @torch.no_grad()
     def load_model(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
-        """Load weights of the plain model into every path. Masks and method start from them, if there was no step."""
-        with identity.fitting(state_dict, "the model (load_state_dict takes one of the net)"):
-            state_dict = fsdp.placed(state_dict, self.model)
-            found = self.model.load_state_dict(state_dict, strict=strict)  # and CopyOnLoad calls copy_private
+        """Load the plain model's weights into every path; masks and method start from them, if there was no step."""
+        with fitting(self, self.model, state_dict, "the model (load_state_dict takes one of the net)"):
+            found = self.model.load_state_dict(fsdp.placed(state_dict, self.model), strict=strict)
         if self._steps_done == 0:
             self._start(self._given_masks)
         return found
 
     def take_position(self, other: SparseNet) -> None:
         """Take over the method and the steps done of ``other``, whose tensors were copied."""
-        self._set_method(other.method)
+        self._set_method(wiring.checked_net(other, SparseNet).method)
         self._steps_done = other._steps_done
 
     def get_extra_state(self) -> Tensor:
@@ -270,12 +272,12 @@ class SparseNet(Paths):
         return super().to_empty(device=device, recurse=recurse)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        with identity.fitting(state_dict, "the net (load_model takes one of the model)"):
+        with fitting(self, self, state_dict, "the net (load_model takes one of the model)"):
             return super().load_state_dict(state_dict, strict, assign)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         rename_old_keys(state_dict, prefix)
-        identity.check_masks(state_dict, prefix)
+        identity.check(state_dict, prefix, self.method)  # before anything is loaded
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dcil.errors import UserError
+from dcil.weight import wide
 
 
 def state_tensors(optimizer: Optimizer | None, weight: nn.Parameter) -> list[Tensor]:
@@ -29,8 +30,8 @@ def momentum(optimizer: Optimizer | None, weight: nn.Parameter) -> Tensor:
     if isinstance(buffer := state.get("momentum_buffer"), Tensor):
         return buffer
     if isinstance(mean := state.get("exp_avg"), Tensor):
-        square = state.get("exp_avg_sq")
-        return mean / (square.sqrt() + 1e-8) if isinstance(square, Tensor) else mean  # Lion has no square
+        square = state.get("exp_avg_sq")  # wide, since 1e-8 is zero in float16
+        return wide(mean) / (wide(square).sqrt() + 1e-8) if isinstance(square, Tensor) else mean  # Lion has no square
     if weight.grad is None:
         raise UserError(
             "a method that follows the momentum must find one, got no optimizer with one and no gradient: pass "

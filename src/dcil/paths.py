@@ -71,7 +71,7 @@ class Paths(nn.Module):
         self.register_buffer("_kept", torch.zeros((), dtype=torch.long, device=self.first_mask.device))
 
     def train(self: Self, mode: bool = True) -> Self:
-        self._checks.new_phase(mode != self.training)
+        self._checks.new_phase(self.training, mode)
         return super().train(mode)
 
     def __getattr__(self, name: str) -> Any:

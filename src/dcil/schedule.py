@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from dcil.errors import UserError
-from dcil.validation import MOST, Validated, is_a
+from dcil.errors import UserError, shown
+from dcil.validation import MOST, Validated, is_a, plain
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,13 @@ class Timeline:
     extra: tuple[int, ...]
     steps: int
     seed: int
+
+
+def checked_step(step: int) -> int:
+    """Return the step; refuse what is no number."""
+    if not is_a("float", found := plain(step)):
+        raise UserError(f"the step must be a number, got {shown(step)}")
+    return int(found)
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ class Cubic(Schedule):
     def __call__(self, step: int) -> float:
         if self.final is None or self.steps is None:
             raise UserError(f"Cubic: final and steps must be given to call it, got {self}")
-        return self._curve(step, self.initial, self.final, 0, self.steps, self.period or 1)
+        return self._curve(checked_step(step), self.initial, self.final, 0, self.steps, self.period or 1)
 
     @staticmethod
     def _curve(step: int, initial: float, final: float, begin: int, steps: int, period: int) -> float:

@@ -38,14 +38,22 @@ def keep_largest(scores: Tensor, pruned: int) -> Tensor:
 
 @torch.no_grad()
 def select(
-    scores: Sequence[Tensor], sparsity: float, scope: Scope, layers: Sequence[PrunableWeight], min_kept: int = 0
+    scores: Sequence[Tensor],
+    sparsity: float,
+    scope: Scope,
+    layers: Sequence[PrunableWeight],
+    min_kept: int = 0,
+    most_pruned: Callable[[int], int] = lambda groups: groups,
 ) -> list[Tensor]:
     """The groups to keep, given each layer's group scores: floor(sparsity * n) of all n groups are pruned.
 
-    Every layer keeps its ``min_kept`` best groups, whatever the others are worth.
+    Every layer keeps its ``min_kept`` best groups, whatever the others are worth, and loses no more than
+    ``most_pruned`` of its number of groups.
     """
+    if not scores:  # the layers that could be pruned are frozen
+        return []
     sizes = [score.numel() for score in scores]
-    limits = [max(0, size - min_kept) for size in sizes]
+    limits = [max(0, min(size - min_kept, most_pruned(size))) for size in sizes]
     pruned = min(int(sparsity * sum(sizes)), sum(limits))
     shares = scope.sparsities(layers, sparsity)
     if shares is None:

@@ -147,6 +147,12 @@ def check_optimizer(net: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         )
 
 
+def check_held(net: nn.Module, optimizer: Any) -> None:
+    """Refuse an optimizer that has lost parameters, because layers were exchanged or unfrozen since it was made."""
+    if (groups := getattr(optimizer, "param_groups", None)) is not None and groups:
+        check_optimizer(net, [optimizer])
+
+
 def checked_state(optimizer: Any) -> Any:
     """Return the optimizer; refuse what has no optimizer state where an optimizer is meant."""
     if optimizer is not None and not isinstance(getattr(optimizer, "state", None), Mapping):
@@ -161,6 +167,13 @@ def checked_observer(observer: Any) -> Any:
         raise UserError("an observer must have before_update(step) and after_update(update), as dcil.MaskObserver, "
                         f"got {described(observer)}")  # fmt: skip
     return observer
+
+
+def checked_net(net: Any, kind: type[nn.Module]) -> Any:
+    """Return the net; refuse what is none."""
+    if not isinstance(net, kind):
+        raise UserError(f"the other net must be a {kind.__name__}, got {described(net)}")
+    return net
 
 
 def check_gradients(model: nn.Module, private: Mapping[str, nn.Module]) -> None:

@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 from dcil import (
     DCIL,
     DPF,
+    ERK,
     GMP,
     METHODS,
     NM,
@@ -21,10 +22,12 @@ from dcil import (
     OBS,
     Diverged,
     Filter,
+    Global,
     Gradient,
     OneShot,
     SparseNet,
     Taylor,
+    Uniform,
     UserError,
     Weight,
 )
@@ -309,3 +312,106 @@ def test_gradients_that_a_criterion_ranks_must_be_finite(criterion):
     with pytest.raises(Diverged, match=net.layers[0].name):
         net.step(opt)
     assert all(torch.equal(mask, before[key]) for key, mask in net.masks.items())
+
+
+@pytest.mark.parametrize("scope", [Global(), Uniform(), ERK()])
+@pytest.mark.parametrize("min_kept", [0, 20, 30])
+def test_n_of_m_whatever_the_scope_and_what_a_layer_keeps(scope, min_kept):
+    """The layers' shares of the sparsity differ, but none may lose more than m - n of m."""
+    layers = [torch.nn.Linear(12, 4), torch.nn.Linear(4, 32), torch.nn.Linear(32, 32), torch.nn.Linear(32, 4)]
+    net = SparseNet(
+        torch.nn.Sequential(*layers),
+        DPF(sparsity=0.5, steps=4, every=1, granularity=NM(), scope=scope, min_kept=min_kept),
+    )
+    net.update_masks()
+    for _ in range(4):
+        net.step()
+        for mask in net.masks.values():
+            assert (~mask).view(-1, 4).sum(1).max() <= 2
+            assert mask.sum() >= min_kept
+    wanted = [min(mask.numel() // 2, mask.numel() - min_kept) for mask in net.masks.values()]
+    assert [int((~mask).sum()) for mask in net.masks.values()] == wanted
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.half, 10.0), (torch.float, 1e37), (torch.double, 1e306)])
+def test_momentum_whose_sum_is_not_representable(dtype, size):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(8, 300), torch.nn.Linear(300, 300), torch.nn.Linear(300, 3)]
+    net = SparseNet(torch.nn.Sequential(*layers).to(dtype), METHODS["sm"](sparsity=0.5, steps=8, every=1))
+    opt = torch.optim.SGD(net.parameters(), lr=0.0, momentum=0.9)
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter) * size
+    opt.step()
+    net.step(opt)
+    dead, all_ = dead_groups(net)
+    assert dead == int(0.5 * all_)
+
+
+@pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16, torch.float, torch.double])
+def test_small_gradients_have_a_rank(dtype):
+    """Their squares underflow in half precision."""
+    net = SparseNet(
+        torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 3)).to(dtype),
+        DPF(sparsity=0.5, steps=1, criterion=OBD(), stem=True),
+    )
+    layer = net.layers[0]
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    for parameter in net.parameters():
+        parameter.grad = torch.rand_like(parameter) * 1e-4
+    net.step()
+    ranked = layer.weight.grad.flatten().sort(stable=True).values
+    assert layer.weight.grad[layer.mask].min() >= ranked[63]
+    assert int(layer.mask.sum()) == 64
+
+
+@pytest.mark.parametrize("dtype", [torch.double, torch.bfloat16])
+def test_a_criterion_with_a_state_goes_on_in_another_dtype(dtype):
+    for criterion in (OBD(), OBS(block=4)):
+        net, _ = fresh(GMP(sparsity=0.5, steps=4, every=1, criterion=criterion), network="plain")
+        net.to(dtype)
+        for _ in range(4):
+            x, y = batch((2, 8, 8), 12, dtype)
+            net.loss(net(x), y).backward()
+            net.step()
+        dead, all_ = dead_groups(net)
+        assert dead == int(0.5 * all_)
+
+
+def test_a_singular_block_is_left_as_it_is():
+    net, _ = fresh(GMP(sparsity=0.5, steps=1, criterion=OBS(block=4)), network="plain")
+    net.state[f"inverse.{net.layers[0].name}"].zero_()
+    for parameter in net.parameters():
+        parameter.grad = torch.rand_like(parameter)
+    net.step()
+    assert all(layer.weight.isfinite().all() for layer in net.layers)
+
+
+def test_no_gradients_pile_up_while_a_layer_is_frozen():
+    net, opt = fresh(METHODS["autoprune"](sparsity=0.5, steps=STEPS))
+    net.layers[0].weight.requires_grad_(False)
+    go(net, opt, range(3))
+    assert all(tensor.grad is None for tensor in net.state.values())
+
+
+def test_an_update_with_every_layer_frozen_that_the_granularity_fits():
+    layers = [torch.nn.Linear(5, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)]
+    net = SparseNet(torch.nn.Sequential(*layers), DPF(sparsity=0.5, steps=2, every=1, granularity=NM()))
+    layers[1].weight.requires_grad_(False)
+    net.step()
+    assert net.sparsity == 0
+
+
+def test_dsr_does_not_exchange_everything_where_less_is_kept_than_is_to_be_moved():
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(32, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 3)]
+    net = SparseNet(torch.nn.Sequential(*layers), METHODS["dsr"](sparsity=0.99, steps=400, every=1, stem=True))
+    changes = []
+    for _ in range(200):
+        with torch.no_grad():
+            for layer in net.layers:
+                layer.weight.copy_(torch.randn_like(layer.weight))
+        update = net.step()
+        changes += [int(update.changes[1])] if update else []
+    kept = sum(int(mask.sum()) for mask in net.masks.values())
+    assert max(changes[-20:]) < 0.8 * kept

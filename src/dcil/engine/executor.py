@@ -82,10 +82,11 @@ class EagerExecutor:
         return {path: self.untracked(path, x) for path in paths}
 
     def untracked(self, path: str, x: Tensor) -> Tensor:
-        """Return the path's output computed with copies of its buffers."""
+        """Return the path's output computed with copies of its buffers and attributes."""
         tensors = self.net.tensors(path)
         buffers = {name: tensors.get(name, buffer).clone() for name, buffer in self.net.model.named_buffers()}
-        out: Tensor = self.net.call(tensors | buffers, x)
+        with self.net._checks.attributes.trial(path, self.net.model):
+            out: Tensor = self.net.call(tensors | buffers, x)
         return out
 
     def backward(self, loss: Tensor) -> None:

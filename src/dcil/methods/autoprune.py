@@ -28,8 +28,8 @@ class AutoPrune(Method):
 
     No code was ever released: a re-implementation from the paper's description, with rate and mu as published
     (1.5e-2, 5e-2) and the start of the indicators, |w| over its layer's mean, chosen here. The original trains w and
-    a on two halves of the data in turn; here every batch trains both. For one process: nobody averages the gradients of
-    the indicators over several. Protocol: the same, masks every 16.
+    a on two halves of the data in turn; here every batch trains both. For one process and without a
+    GradScaler: nobody averages, unscales or clears the gradients of the indicators. Protocol: the same, masks every 16.
     """
 
     rate: float = 1.5e-2
@@ -63,6 +63,8 @@ class AutoPrune(Method):
             indicator = context.state[f"indicator.{layer.name}"]
             if indicator.grad is not None:
                 indicator.sub_(self.rate * (indicator.grad + (self.mu or 0.0)))
+        for name, indicator in context.state.items():
+            if name.startswith("indicator."):  # those of frozen layers, too
                 indicator.grad = None
 
     def loss_key(self, step: int) -> Hashable:

@@ -96,9 +96,12 @@ class SM(DropAndGrow):
 
 def momentum_shares(directions: Sequence[Tensor], masks: Sequence[Tensor]) -> list[float]:
     """Each layer's part of the mean momentum of active weights."""
-    means = torch.stack([(d * m).sum() / m.sum().clamp_min(1) for d, m in zip(directions, masks, strict=True)])
-    found: list[float] = (means.double() / means.double().sum().clamp_min(1e-300)).tolist()
-    return found
+    found = torch.stack(
+        [((d * m).double() / m.sum().clamp_min(1)).sum() for d, m in zip(directions, masks, strict=True)]
+    )
+    means: list[float] = found.tolist()
+    largest = max(max(means), 1e-300)  # relative to it, so that no sum overflows
+    return [mean / largest / max(1.0, sum(other / largest for other in means)) for mean in means]
 
 
 def redistribute(shares: Sequence[float], empty: Sequence[int], total: int) -> list[int]:
