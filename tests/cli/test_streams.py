@@ -52,7 +52,9 @@ def test_an_encoding_without_the_characters():
     assert err == "dcil: r\\xff\\x1b is not a run folder: it has no config.json\n"
 
 
-@pytest.mark.parametrize(("error", "said"), [(MemoryError, "memory does not suffice"), (RecursionError, "nested too deeply")])
+@pytest.mark.parametrize(
+    ("error", "said"), [(MemoryError, "memory does not suffice"), (RecursionError, "nested too deeply")]
+)
 def test_the_limits_of_the_machine_are_one_line(error, said, monkeypatch, capsys):
     def fail(words):
         raise error

@@ -35,6 +35,7 @@ from dcil.reproduce.paper import PrintedNumber
 from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.probe import NEVER, MaskProbe
 from dcil.reproduce.session import CellRun, RunOptions, resume_run
+from dcil.runs.seal import sealed
 from dcil.train import RECIPES, RunFolder, train
 from dcil.train.recipes import scaled_epochs
 
@@ -446,7 +447,7 @@ def test_an_altered_record_is_named(trained, tmp_path, tiny_table):
         for key in path[:-1]:
             inner = inner[key]
         del inner[path[-1]]
-        file.write_text(json.dumps(raw))
+        file.write_text(json.dumps(sealed(raw)))
         try:
             report.build(out, docs, EPOCHS)
         except UserError as error:
@@ -486,7 +487,7 @@ def test_a_record_of_strange_values_is_named_or_shown_as_text(trained, tmp_path,
         for key in path[:-1]:
             inner = inner[key]
         inner[path[-1]] = value
-        file.write_text(json.dumps(raw).replace("\\\\ud800", "\\ud800"))
+        file.write_text(json.dumps(sealed(raw)).replace("\\\\ud800", "\\ud800"))
         try:
             records.read(file)
         except UserError as error:
@@ -503,7 +504,7 @@ def test_notes_and_hardware_of_a_record_are_no_markup(trained, tmp_path, tiny_ta
     raw = json.loads(file.read_text())
     raw["summary"]["notes"] = ["<script>x</script> ![i](j) a|b `c` **d**\n# e"]
     raw["sessions"][0]["environment"]["cpu"] = "<b>fast</b>"
-    file.write_text(json.dumps(raw))
+    file.write_text(json.dumps(sealed(raw)))
     report.build(out, tmp_path, EPOCHS)
     text = (tmp_path / "results.md").read_text()
     assert "Ours: &lt;script&gt;x&lt;/script&gt; !\\[i\\](j) a\\|b \\`c\\` \\*\\*d\\*\\* # e." in text
@@ -522,7 +523,7 @@ def test_a_copy_or_other_settings_do_not_count(trained, tmp_path, tiny_table):
     copy.unlink()
     raw = json.loads(file.read_text())
     raw["config"]["method"]["every"] = 1000
-    file.write_text(json.dumps(raw))
+    file.write_text(json.dumps(sealed(raw)))
     report.build(out, docs, EPOCHS)
     assert "dpf-0.9-seed0" in (docs / "results.md").read_text().partition("## Records left out")[2]
 

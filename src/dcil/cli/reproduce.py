@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dcil import data
-from dcil.cli.parser import Parser, device, epochs, positive, say, up_to, utf8_path
+from dcil.cli.parser import Parser, device, epochs, filepath, positive, say, up_to, utf8_path
 from dcil.cli.streams import complain
 from dcil.cli.train import add_engine_options, engine_settings
 from dcil.engine.process_group import require_single_process
@@ -71,8 +71,10 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--out", type=utf8_path, default=Path("results"), metavar="DIR", help="folder of records (results)"
     )
-    parser.add_argument("--docs", type=Path, metavar="DIR", help="folder that --report writes to (docs)")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="folder of the data sets")
+    parser.add_argument("--docs", type=filepath, metavar="DIR", help="folder that --report writes to (docs)")
+    parser.add_argument(
+        "--data-dir", type=filepath, default=Path("data"), metavar="DIR", help="folder of the data sets"
+    )
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
     parser.add_argument(
         "--epochs", type=positive, metavar="N", help="shorten every run to N epochs, in a folder of its own"

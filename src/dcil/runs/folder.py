@@ -28,6 +28,7 @@ from dcil.runs.damage import ANEW, UnreadableFile
 from dcil.runs.file_lock import exclusive
 from dcil.runs.outputs import is_run_file
 from dcil.runs.read import read_config, read_metrics, read_summary
+from dcil.runs.seal import sealed
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class RunFolder:
             file.name for file in self.path.iterdir() if is_run_file(file.name) and file.name[0] != "."
         ):
             raise UserError(f"{self.path} has {strange[0]} and no config.json; restore that, or choose another --out")
-        write_text(self.path / "config.json", config)
+        write_text(self.path / "config.json", json.dumps(sealed(expected), indent=1))
 
     def record(self) -> dict[str, Any]:
         """Return config.json as it is: the config, the resolved method, ``classes`` and image ``shape``."""
@@ -120,7 +121,8 @@ class RunFolder:
         """Drop the lines after the first ``epochs``: those of epochs that the checkpoint does not have."""
         file, rows = self.path / "metrics.jsonl", self.metrics(epochs)
         if epochs:
-            checkpoint.check_metrics(file, checkpoint.read_notes(self.path / "checkpoint.safetensors"), rows)
+            notes = checkpoint.read_notes(self.path / "checkpoint.safetensors")
+            checkpoint.check_metrics(file, notes.get("metrics"), rows)
         write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
