@@ -125,3 +125,12 @@ def test_the_second_ctrl_c_ends_the_process():
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"dcil: interrupted\n")
+
+
+def test_nothing_is_made_below_the_name_of_a_file_of_a_run(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").touch()
+    for name in (".lock", "summary.json", "at3.safetensors"):
+        for words in ([*TRAIN, "--out"], ["sweep", "--seeds", "0", "--epochs", "1", "--out"]):
+            main([*words, str(tmp_path / name)])
+            assert "file of the run itself" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -642,3 +642,24 @@ def test_the_readmes_table_is_of_the_records():
         assert len(values[0]) == int(n)
         assert spread(values[0]) == last
         assert [f"{statistics.fmean(v):.2f}" for v in values[1:]] == [best, std]
+
+
+def test_the_results_page_replaces_no_page_of_others(trained, tmp_path, tiny_table):
+    (tmp_path / "results.md").write_text("mine")
+    with pytest.raises(UserError, match="choose another --docs"):
+        report.build(trained, tmp_path, EPOCHS)
+    assert [file.name for file in tmp_path.iterdir()] == ["results.md"]
+
+
+def test_a_record_that_was_changed_by_hand_is_refused(trained, tmp_path, tiny_table):
+    out = tmp_path / "copy"
+    shutil.copytree(trained, out, ignore=shutil.ignore_patterns("runs"))
+    file = CellRun(DPF, 0, out).record
+    raw = json.loads(file.read_text())
+    raw["epochs"]["top1"][-1] = 99.0
+    file.write_text(json.dumps(raw))
+    with pytest.raises(UserError, match="changed after it was written"):
+        report.build(out, tmp_path / "docs", EPOCHS)
+    del raw["sha256"]  # as earlier versions wrote it
+    file.write_text(json.dumps(raw))
+    report.build(out, tmp_path / "docs", EPOCHS)

@@ -29,6 +29,7 @@ from dcil.reproduce.estimate import Estimate
 from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.session import CellRun, RunOptions
 from dcil.runs.environment import environment, hardware
+from dcil.runs.outputs import check_run_files
 from dcil.runs.progress import progress_lines
 from dcil.train.memory import keep_freed_memory
 from dcil.train.parallel import GPU_RUNS, Stopped, runs_at_once
@@ -143,6 +144,7 @@ def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
 
 def check_inputs(runs: Sequence[CellRun], options: RunOptions, out: Path) -> dict[str, str]:
     """Check the folder and the data sets before any run begins; return label -> reason of runs without data."""
+    check_run_files(out, Path(os.path.realpath(out)))
     out.mkdir(parents=True, exist_ok=True)
     if not os.access(out, os.W_OK):
         raise UserError(f"--out must be a writable folder, {out} is not")

@@ -26,7 +26,7 @@ from dcil.runs import checkpoint
 from dcil.runs.atomic import CannotWrite, drafts, is_abandoned, sync_folder, write_text
 from dcil.runs.damage import ANEW, UnreadableFile
 from dcil.runs.file_lock import exclusive
-from dcil.runs.outputs import is_run_file
+from dcil.runs.outputs import check_run_files, is_run_file
 from dcil.runs.read import read_config, read_metrics, read_summary
 from dcil.runs.seal import sealed
 
@@ -67,6 +67,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder while open; two processes in one folder would write into each other's files."""
+        check_run_files(self.path, Path(os.path.realpath(self.path)))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
