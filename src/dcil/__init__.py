@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import dcil.startup  # noqa: F401  # first: the imports below take seconds
 from dcil.criteria import OBD, OBS, Criterion, Gradient, Magnitude, Taylor
 from dcil.ema import EMA
 from dcil.errors import Diverged, UserError

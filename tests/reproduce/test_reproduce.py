@@ -35,6 +35,7 @@ from dcil.reproduce.paper import PrintedNumber
 from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.probe import NEVER, MaskProbe
 from dcil.reproduce.session import CellRun, RunOptions, resume_run
+from dcil.runs.seal import sealed
 from dcil.train import RECIPES, RunFolder, train
 from dcil.train.recipes import scaled_epochs
 
@@ -446,7 +447,7 @@ def test_an_altered_record_is_named(trained, tmp_path, tiny_table):
         for key in path[:-1]:
             inner = inner[key]
         del inner[path[-1]]
-        file.write_text(json.dumps(raw))
+        file.write_text(json.dumps(sealed(raw)))
         try:
             report.build(out, docs, EPOCHS)
         except UserError as error:
@@ -487,7 +488,7 @@ def test_a_record_of_strange_values_is_named_or_shown_as_text(trained, tmp_path,
         for key in path[:-1]:
             inner = inner[key]
         inner[path[-1]] = value
-        file.write_text(json.dumps(raw).replace("\\\\ud800", "\\ud800"))
+        file.write_text(json.dumps(sealed(raw)).replace("\\\\ud800", "\\ud800"))
         try:
             records.read(file)
         except UserError as error:
@@ -504,7 +505,7 @@ def test_notes_and_hardware_of_a_record_are_no_markup(trained, tmp_path, tiny_ta
     raw = json.loads(file.read_text())
     raw["summary"]["notes"] = ["<script>x</script> ![i](j) a|b `c` **d**\n# e"]
     raw["sessions"][0]["environment"]["cpu"] = "<b>fast</b>"
-    file.write_text(json.dumps(raw))
+    file.write_text(json.dumps(sealed(raw)))
     report.build(out, tmp_path, EPOCHS)
     text = (tmp_path / "results.md").read_text()
     assert "Ours: &lt;script&gt;x&lt;/script&gt; !\\[i\\](j) a\\|b \\`c\\` \\*\\*d\\*\\* # e." in text
@@ -523,7 +524,7 @@ def test_a_copy_or_other_settings_do_not_count(trained, tmp_path, tiny_table):
     copy.unlink()
     raw = json.loads(file.read_text())
     raw["config"]["method"]["every"] = 1000
-    file.write_text(json.dumps(raw))
+    file.write_text(json.dumps(sealed(raw)))
     report.build(out, docs, EPOCHS)
     assert "dpf-0.9-seed0" in (docs / "results.md").read_text().partition("## Records left out")[2]
 
@@ -642,3 +643,24 @@ def test_the_readmes_table_is_of_the_records():
         assert len(values[0]) == int(n)
         assert spread(values[0]) == last
         assert [f"{statistics.fmean(v):.2f}" for v in values[1:]] == [best, std]
+
+
+def test_the_results_page_replaces_no_page_of_others(trained, tmp_path, tiny_table):
+    (tmp_path / "results.md").write_text("mine")
+    with pytest.raises(UserError, match="choose another --docs"):
+        report.build(trained, tmp_path, EPOCHS)
+    assert [file.name for file in tmp_path.iterdir()] == ["results.md"]
+
+
+def test_a_record_that_was_changed_by_hand_is_refused(trained, tmp_path, tiny_table):
+    out = tmp_path / "copy"
+    shutil.copytree(trained, out, ignore=shutil.ignore_patterns("runs"))
+    file = CellRun(DPF, 0, out).record
+    raw = json.loads(file.read_text())
+    raw["epochs"]["top1"][-1] = 99.0
+    file.write_text(json.dumps(raw))
+    with pytest.raises(UserError, match="changed after it was written"):
+        report.build(out, tmp_path / "docs", EPOCHS)
+    del raw["sha256"]  # as earlier versions wrote it
+    file.write_text(json.dumps(raw))
+    report.build(out, tmp_path / "docs", EPOCHS)

@@ -16,7 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from dcil.cli import main
 from dcil.errors import UserError
+from dcil.runs.seal import sealed
 from dcil.train import Config, RunFolder, train
+from dcil.train.config import to_json
 from dcil.train.restore import load_net
 
 CPU = torch.device("cpu")
@@ -141,7 +143,7 @@ def test_the_same_settings_with_other_metrics_are_another_run(run):
     file = run / "metrics.jsonl"
     row = json.loads(file.read_text())
     file.write_text(json.dumps(row | {"top1": row["top1"] + 1}) + "\n")
-    assert "metrics of its checkpoint" in refusal(run)
+    assert "metrics of its run" in refusal(run)
 
 
 def test_a_config_edited_by_hand_is_refused(run, capsys):
@@ -230,6 +232,9 @@ def test_the_result_of_a_finished_run_is_checked(run, capsys):
     text = summary.read_text()
     summary.write_text(json.dumps(json.loads(text) | {"kept": 1}))
     assert main(["eval", str(run)]) == 2
+    assert "summary.json is damaged: it was changed" in capsys.readouterr().err
+    summary.write_text(json.dumps(sealed(json.loads(text) | {"kept": 1})))  # of another run
+    assert main(["eval", str(run)]) == 2
     assert "summary.json must fit" in capsys.readouterr().err
     summary.unlink()  # the way out that the line names
     assert main(["train", "--resume", "--out", str(run)]) == 0
@@ -265,3 +270,50 @@ def test_a_comparison_refuses_what_another_process_put_into_its_folders(run, tmp
     assert main(words) == 2
     assert "holds a run already" in capsys.readouterr().err
     assert not (out / "dcil" / "summary.json").exists()
+
+
+def test_changes_by_hand_to_a_finished_run_are_noticed(run, tmp_path, capsys):
+    train(CONFIG, RunFolder(run), Path("data"), CPU)
+    report = ["report", str(run), "--out", str(tmp_path / "report.html")]
+    for name, change in (
+        ("config.json", lambda record: record | {"lr": 0.2}),
+        ("config.json", lambda record: record | {"shape": [1, 1, 1]}),
+        ("summary.json", lambda record: record | {"top1_last": 99.0}),
+        ("metrics.jsonl", lambda record: record | {"top1": 99.0}),
+    ):
+        file = run / name
+        before = file.read_text()
+        file.write_text(json.dumps(change(json.loads(before.splitlines()[0] if name == "metrics.jsonl" else before))))
+        assert main(report) == 2
+        err = capsys.readouterr().err
+        assert name in err and err.count("\n") == 1
+        file.write_text(before)
+    assert main(report) == 0
+
+
+def test_changes_by_hand_to_an_unfinished_run_are_noticed(run, tmp_path, capsys):
+    metrics = run / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps(row | {"top1": 99.0}) + "\n" for row in rows))
+    assert main(["report", str(run), "--out", str(tmp_path / "report.html")]) == 2
+    assert "must hold the metrics of its run" in capsys.readouterr().err
+
+
+def test_a_config_that_was_changed_before_the_first_checkpoint_is_refused(tmp_path, capsys):
+    folder = RunFolder(tmp_path / "new")
+    folder.path.mkdir()
+    folder.begin(to_json(CONFIG, CONFIG.build_method(4), 10, (1, 8, 8)))
+    file = folder.path / "config.json"
+    file.write_text(file.read_text().replace('"seed": 0', '"seed": 1'))
+    assert main(["train", "--resume", "--out", str(folder.path)]) == 2
+    assert "config.json is damaged: it was changed" in capsys.readouterr().err
+
+
+def test_runs_of_earlier_versions_have_no_seals(run, tmp_path):
+    train(CONFIG, RunFolder(run), Path("data"), CPU)
+    for name in ("config.json", "summary.json"):
+        record = json.loads((run / name).read_text())
+        record = {key: value for key, value in record.items() if key not in ("sha256", "metrics_sha256")}
+        (run / name).write_text(json.dumps(record))
+    assert main(["report", str(run), "--out", str(tmp_path / "report.html")]) == 0
+    assert main(["eval", str(run), "--device", "cpu"]) == 0

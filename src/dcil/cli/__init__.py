@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
-from dcil.cli import streams
+from dcil.cli import interrupts, streams
 from dcil.errors import UserError, unknown
 
 #: Command -> its module in dcil.cli, imported when it is run, and its help text.
@@ -30,6 +30,8 @@ EXIT_FAILED, EXIT_WRONG_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
     streams.prepare()
+    if words is None:  # the process is this command's own
+        interrupts.listen()
     code = attempt(sys.argv[1:] if words is None else words)
     error = streams.flush()
     if error is None or code:
@@ -50,9 +52,9 @@ def attempt(words: Sequence[str]) -> int:
         streams.discard(sys.stdout)
         return EXIT_FAILED
     except OSError as error:
-        # What writes to files names them, so an error without a name is most likely the output's.
-        where = "standard output" if error.filename is None else error.filename
-        streams.complain(f"{where}: {error.strerror or error}")
+        # What writes to files names them, so a failed write without a name is most likely the output's.
+        unnamed = "standard output" if error.errno in streams.WRITE_ERRORS else "the system"
+        streams.complain(f"{unnamed if error.filename is None else error.filename}: {error.strerror or error}")
         return EXIT_WRONG_INPUT
     except RecursionError:
         streams.complain("the model, or a file, is nested too deeply to be read; choose a smaller one")

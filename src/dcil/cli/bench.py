@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dcil.bench import step, train
 from dcil.cli.bench_infer import bench_infer
-from dcil.cli.parser import Parser, device, each_up_to, up_to
+from dcil.cli.parser import Parser, device, each_up_to, filepath, up_to
 from dcil.errors import UserError, unknown
 from dcil.runs.outputs import check_output
 
@@ -36,7 +36,7 @@ def bench_train(words: Sequence[str]) -> int:
         help="for these also a plain torch loop: eager, torch.compile, CUDA graphs",
     )
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, … or auto: cuda where there is one")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/train.json"), help="JSON of all numbers")
+    parser.add_argument("--out", type=filepath, default=Path("benchmarks/train.json"), help="JSON of all numbers")
     args = parser.parse(words)
     check_output(args.out)
     for name in args.models.split(","):

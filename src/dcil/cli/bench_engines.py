@@ -13,7 +13,7 @@ import torch
 
 from dcil.bench import cpu
 from dcil.bench.engines import DENSE, INT8, SPARSE
-from dcil.cli.parser import Parser
+from dcil.cli.parser import Parser, filepath
 from dcil.errors import UserError, unknown
 from dcil.runs.outputs import check_output
 from dcil.train import RunFolder
@@ -31,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--engines", default=",".join(EVERY), help=f"engines, comma-separated (all): {', '.join(EVERY)}"
     )
-    parser.add_argument("--out", type=Path, default=None, help="write the engines' times to this JSON file")
+    parser.add_argument("--out", type=filepath, default=None, help="write the engines' times to this JSON file")
 
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from rich.console import Console
 from dcil import models
 from dcil.bench import cpu, infer, semi
 from dcil.cli import bench_engines
-from dcil.cli.parser import Parser, each_up_to, number, say, up_to
+from dcil.cli.parser import Parser, each_up_to, filepath, number, say, up_to
 from dcil.errors import UserError, unknown
 from dcil.runs.environment import environment
 from dcil.train import RunFolder
@@ -30,6 +30,8 @@ def bench_infer(words: Sequence[str]) -> int:
         return _semi(args)
     if bool(args.run) == (args.model is not None):
         raise UserError("give a run folder or --model NAME, one of the two")
+    if args.model is not None and not (args.masks or args.forms):
+        raise UserError("--model with --no-forms needs --masks: without them nothing is timed")
     for fraction in args.sparsity:
         if not 0 <= fraction < 1:
             raise UserError(f"--sparsity must be >= 0 and < 1, got {fraction}")
@@ -63,7 +65,7 @@ def _forms(args: argparse.Namespace, run: Path | None, engines: list[dict[str, A
 
 def _parser() -> Parser:
     parser = Parser("dcil bench infer", f"{cpu.__doc__}\n{infer.__doc__}")
-    parser.add_argument("run", nargs="*", type=Path, metavar="RUN", help="run folders")
+    parser.add_argument("run", nargs="*", type=filepath, metavar="RUN", help="run folders")
     parser.add_argument("--model", default=None, help="network by name (with --masks: several, comma-separated)")
     parser.add_argument(
         "--sparsity", type=_fractions, default=(0.8,), help="with --model: fraction pruned (0.8; with --masks: several)"

@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import nn
 
 from dcil import SparseNet, data
-from dcil.cli.parser import Parser, device, say, utf8_path
+from dcil.cli.parser import Parser, device, filepath, say, utf8_path
 from dcil.data import Batches
 from dcil.engine.evaluate import evaluate
 from dcil.errors import UserError
@@ -26,7 +26,9 @@ from dcil.train.restore import config_of, load_net
 def main(words: Sequence[str]) -> int:
     parser = Parser("dcil eval", __doc__)
     parser.add_argument("run", type=utf8_path, metavar="RUN", help="run folder")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="folder of the data sets")
+    parser.add_argument(
+        "--data-dir", type=filepath, default=Path("data"), metavar="DIR", help="folder of the data sets"
+    )
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
     help = "print a row for every layer (default)"
     parser.add_argument("--layers", action=argparse.BooleanOptionalAction, default=True, help=help)

@@ -6,14 +6,13 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 
 from dcil.errors import UserError, unknown
 from dcil.runs.printable import printable
-
-T = TypeVar("T")
+from dcil.train.method_settings import parse_value
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,10 +25,9 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        found = super()._get_values(action, arg_strings)
-        if found == [] and action.nargs is None:  # argparse drops the value of --option=--
-            raise UserError(f"{'/'.join(action.option_strings)} must have a value, got '--'; see {self.prog} --help")
-        return found
+        if action.option_strings and arg_strings == ["--"]:  # argparse would drop it and pass an empty list on
+            raise argparse.ArgumentError(action, "must have a value, got '--'")
+        return super()._get_values(action, arg_strings)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         parsed, rest = self.parse_known_args(list(words))
@@ -46,16 +44,35 @@ def say(text: str) -> None:
     sys.stdout.write(printable(text) + "\n")
 
 
+def filepath(text: str) -> Path:
+    """Read the path of a file or folder; an empty one, such as an unset variable gives, is none."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"must be a path, got {text!r}")
+    return Path(text)
+
+
 def utf8_path(text: str) -> Path:
     """Read the path of a file or folder of weights: safetensors opens no path that is not UTF-8."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise argparse.ArgumentTypeError(f"must be a path in UTF-8, got {text!r}")
-    return Path(text)
+    return filepath(text)
 
 
-def whole(text: str) -> int:
-    """Read a whole number."""
-    return _number(int, text, "a whole number")
+def value_reader(kind: Any) -> Callable[[str], Any]:
+    """Return the function that reads an option of type ``kind``."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse_value(kind, text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+whole: Callable[[str], int] = value_reader(int)
+number: Callable[[str], float] = value_reader(float)
+epochs: Callable[[str], tuple[int, ...]] = value_reader(tuple[int, ...])
 
 
 def up_to(most: int) -> Callable[[str], int]:
@@ -77,26 +94,6 @@ def each_up_to(most: int) -> Callable[[str], tuple[int, ...]]:
 
 #: Reads a whole number >= 1.
 positive = up_to(1_000_000)
-
-
-def number(text: str) -> float:
-    """Read a number."""
-    return _number(float, text, "a number")
-
-
-def _number(kind: Callable[[str], T], text: str, what: str) -> T:
-    try:
-        return kind(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}") from None
-
-
-def epochs(text: str) -> tuple[int, ...]:
-    """Read comma-separated epochs."""
-    try:
-        return tuple(int(part) for part in text.split(",") if part)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be epochs such as 150,225, got {text!r}") from None
 
 
 def pair(text: str) -> tuple[str, str]:

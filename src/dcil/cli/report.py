@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dcil import report
-from dcil.cli.parser import Parser, say, up_to
+from dcil.cli.parser import Parser, filepath, say, up_to
 from dcil.errors import MissingExtra
 from dcil.report.watch import watch
 from dcil.runs.outputs import check_output
@@ -19,8 +19,8 @@ from dcil.runs.outputs import check_output
 
 def main(words: Sequence[str]) -> int:
     parser = Parser("dcil report", __doc__)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
-    parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE", help="HTML file to write")
+    parser.add_argument("runs", nargs="+", type=filepath, metavar="RUN", help="run folders")
+    parser.add_argument("--out", type=filepath, default=Path("report.html"), metavar="FILE", help="HTML file to write")
     parser.add_argument(
         "--watch",
         nargs="?",

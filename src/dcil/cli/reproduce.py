@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dcil import data
-from dcil.cli.parser import Parser, device, epochs, positive, say, up_to, utf8_path
+from dcil.cli.parser import Parser, device, epochs, filepath, positive, say, up_to, utf8_path
 from dcil.cli.streams import complain
 from dcil.cli.train import add_engine_options, engine_settings
 from dcil.engine.process_group import require_single_process
@@ -29,6 +29,7 @@ from dcil.reproduce.estimate import Estimate
 from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.session import CellRun, RunOptions
 from dcil.runs.environment import environment, hardware
+from dcil.runs.outputs import check_run_files
 from dcil.runs.progress import progress_lines
 from dcil.train.memory import keep_freed_memory
 from dcil.train.parallel import GPU_RUNS, Stopped, runs_at_once
@@ -71,8 +72,10 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--out", type=utf8_path, default=Path("results"), metavar="DIR", help="folder of records (results)"
     )
-    parser.add_argument("--docs", type=Path, metavar="DIR", help="folder that --report writes to (docs)")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="folder of the data sets")
+    parser.add_argument("--docs", type=filepath, metavar="DIR", help="folder that --report writes to (docs)")
+    parser.add_argument(
+        "--data-dir", type=filepath, default=Path("data"), metavar="DIR", help="folder of the data sets"
+    )
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
     parser.add_argument(
         "--epochs", type=positive, metavar="N", help="shorten every run to N epochs, in a folder of its own"
@@ -141,6 +144,7 @@ def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
 
 def check_inputs(runs: Sequence[CellRun], options: RunOptions, out: Path) -> dict[str, str]:
     """Check the folder and the data sets before any run begins; return label -> reason of runs without data."""
+    check_run_files(out, Path(os.path.realpath(out)))
     out.mkdir(parents=True, exist_ok=True)
     if not os.access(out, os.W_OK):
         raise UserError(f"--out must be a writable folder, {out} is not")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from contextlib import suppress
 from typing import TextIO
 
 from dcil.runs.printable import printable
+
+#: Why a write to a stream fails.
+WRITE_ERRORS = (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EBADF, errno.EDQUOT, errno.EAGAIN)
 
 
 def prepare() -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from dcil import data
 from dcil.cli import report
-from dcil.cli.parser import Parser, say, up_to
+from dcil.cli.parser import Parser, filepath, say, up_to
 from dcil.cli.streams import complain
 from dcil.cli.train import add_options, engine_settings, options_of
 from dcil.engine import EngineSettings
@@ -28,8 +28,8 @@ from dcil.train import Config, train
 from dcil.train.memory import keep_freed_memory
 from dcil.train.method_settings import parse_value
 from dcil.train.parallel import GPU_RUNS, Stopped, run_jobs, runs_at_once
-from dcil.train.plan import PlannedRun
-from dcil.train.sweep import REPORT, grid, plan_sweep, read_list
+from dcil.train.plan import REPORT, PlannedRun
+from dcil.train.sweep import grid, plan_sweep, read_list
 
 #: Option -> the field of the config that it lists values for.
 AXES = {"models": "model", "methods": "method", "sparsities": "sparsity", "seeds": "seed"}
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     add_options(parser)
     for option, field in AXES.items():
         parser.add_argument(f"--{option}", metavar="A,B,…", help=f"values of --{field}: every combination is a run")
-    parser.add_argument("--list", type=Path, metavar="FILE", help="JSON list of objects, each the options of a run")
+    parser.add_argument("--list", type=filepath, metavar="FILE", help="JSON list of objects, each the options of a run")
     parser.add_argument("--parallel", type=up_to(64), metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
     args = parser.parse(words)
     if args.out is None:
@@ -49,6 +49,9 @@ def main(words: Sequence[str]) -> int:
     axes = {
         field: values(option, text) for option, field in AXES.items() if (text := getattr(args, option)) is not None
     }
+    for option, field in AXES.items():
+        if field in axes and hasattr(args, field):
+            raise UserError(f"--{option} lists the values of --{field}; give one of the two")
     if axes and args.list:
         raise UserError(f"--list names every run; give it or --{next(o for o, f in AXES.items() if f in axes)}")
     wanted = read_list(args.list) if args.list else grid(axes)

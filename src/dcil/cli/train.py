@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import os
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,15 +19,14 @@ from rich.markup import escape
 
 from dcil import METHODS
 from dcil.cli import report
-from dcil.cli.parser import Parser, device, pair, say, utf8_path
+from dcil.cli.parser import Parser, device, filepath, pair, say, utf8_path, value_reader
 from dcil.engine.settings import ENGINES, PRECISIONS, EngineSettings
 from dcil.runs.printable import printable, quoted
 from dcil.runs.progress import progress_bar
 from dcil.train import Config, ProcessGroup, train
 from dcil.train.event_log import check_log, event_log
 from dcil.train.memory import keep_freed_memory
-from dcil.train.method_settings import parse_value
-from dcil.train.plan import PlannedRun, plan_comparison
+from dcil.train.plan import REPORT, PlannedRun, plan_comparison
 
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 
@@ -92,7 +91,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--out", type=utf8_path, metavar="RUN", help="run folder; with several runs their parent folder"
     )
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="folder of the data sets")
+    parser.add_argument(
+        "--data-dir", type=filepath, default=Path("data"), metavar="DIR", help="folder of the data sets"
+    )
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out")
     add_engine_options(parser)
@@ -115,18 +116,6 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of Config that were given."""
     options = {name: getattr(args, name) for name in FIELDS if hasattr(args, name)}
     return options | ({"settings": dict(options["settings"])} if "settings" in options else {})
-
-
-def value_reader(kind: Any) -> Callable[[str], Any]:
-    """Return the function that reads an option of type ``kind``."""
-
-    def read_value(text: str) -> Any:
-        try:
-            return parse_value(kind, text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read_value
 
 
 def train_one(
@@ -157,7 +146,7 @@ def train_one(
 
 def finish(base: Path, runs: Sequence[Path]) -> None:
     """Print the table, write the report, and name the next commands."""
-    report.show(runs, base / "report.html")
+    report.show(runs, base / REPORT)
     say(f"runs:   {', '.join(map(quoted, runs))}")
     shown = quoted(next((run for run in runs if run.name == "dcil"), runs[-1]))
     say(f"next:   dcil eval {shown}")

@@ -43,8 +43,8 @@ class Rewind(Zeroed):
 
     @property
     def back(self) -> int:
-        """The step that training goes back to."""
-        return round(self.to * self.steps)
+        """The step that training goes back to: the end of an epoch, so that all rounds are whole epochs."""
+        return round(self.to * (self.steps / self.epoch_steps)) * self.epoch_steps
 
     @property
     def prunings(self) -> list[int]:

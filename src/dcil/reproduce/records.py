@@ -18,10 +18,12 @@ from dcil import data
 from dcil.reproduce.probe import read_observations
 from dcil.reproduce.record_fields import EPOCH_COLUMNS, RECORD, SESSION
 from dcil.runs.atomic import write_text
+from dcil.runs.checkpoint import check_metrics
 from dcil.runs.damage import naming_file
 from dcil.runs.environment import hardware
 from dcil.runs.json_file import parse_object, read_bytes, read_text
 from dcil.runs.schema import Check
+from dcil.runs.seal import sealed, unsealed
 from dcil.runs.summary import best_epoch
 from dcil.train import RunFolder
 
@@ -53,6 +55,7 @@ def from_run_folder(folder: RunFolder, cell: str, trial: int | None) -> dict[str
     summary = folder.summary()
     assert summary is not None
     rows = folder.metrics(summary["epochs"])
+    check_metrics(folder.path / "metrics.jsonl", summary.get("metrics_sha256"), rows)
     columns = {
         name: [None if row[name] is None else round(row[name], digits) for row in rows]
         for name, digits in COLUMNS.items()
@@ -67,7 +70,7 @@ def from_run_folder(folder: RunFolder, cell: str, trial: int | None) -> dict[str
         "config": folder.record(),
         "sessions": read_sessions(folder.path),
         "environment": summary["environment"],
-        "summary": {k: v for k, v in summary.items() if k not in ("environment", "layers")},
+        "summary": {k: v for k, v in summary.items() if k not in ("environment", "layers", "metrics_sha256")},
         "layers": summary["layers"],
         "epochs": columns | {n: [f[i] for f in flips] for i, n in enumerate(("updates", "revived", "dropped"))},
         "around_changes": observed["looks"],
@@ -104,7 +107,8 @@ def mean(values: list[int]) -> float | None:
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
-    """Write a record with one line per entry, so that differences between versions can be read."""
+    """Write a record and its checksum with one line per entry, so that differences between versions can be read."""
+    record = sealed(record)
     entries = (f" {json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}" for key, value in record.items())
     write_text(path, "{\n" + ",\n".join(entries) + "\n}\n")
 
@@ -174,7 +178,7 @@ def read_json(path: Path, format_name: str, check: Check) -> dict[str, Any]:
     if raw.get("format") != format_name:
         raise ValueError(f"its format must be {format_name!r}")
     check(raw, "")
-    return raw
+    return unsealed(raw)
 
 
 def read(path: Path) -> Record:

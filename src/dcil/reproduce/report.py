@@ -17,9 +17,9 @@ from dcil.reproduce.matching import matches_recipe
 from dcil.reproduce.paper import PrintedNumber
 from dcil.reproduce.record_fields import FINDINGS
 from dcil.reproduce.records import Record
-from dcil.runs.atomic import write_text
 from dcil.runs.environment import hardware
 from dcil.runs.json_file import parse_object, read_text
+from dcil.runs.outputs import check_output, write_output_text
 
 TITLE = "The paper's tables, reproduced"
 TABLE_TITLES = {
@@ -63,13 +63,23 @@ def build(out: Path, docs: Path, trial: int | None = None) -> list[Path]:
     blocks = contents(found, traces, read_findings(out), trial)
     files = {"results.md": markdown(blocks), "results.html": html(TITLE, blocks)}
     files |= {block.file: block.file_text for block in blocks if isinstance(block, Picture)}
+    check_pages(docs, list(files))
     for kind in ("flips", "iterations"):
         for old in docs.glob(f"results-{kind}-*.svg"):  # pictures without records
             if old.name not in files:
                 old.unlink()
     for name, text in files.items():
-        write_text(docs / name, text)
+        write_output_text(docs / name, text)
     return [docs / name for name in files]
+
+
+def check_pages(docs: Path, names: Sequence[str]) -> None:
+    """Refuse a folder in which a page would replace a file that must be kept, or somebody's results.md."""
+    for name in names:
+        check_output(docs / name)
+    page = docs / "results.md"
+    if page.exists() and TITLE.encode() not in page.read_bytes():
+        raise UserError(f"{page} is not a results page of dcil and would be replaced; choose another --docs")
 
 
 def read_findings(out: Path) -> dict[str, str]:

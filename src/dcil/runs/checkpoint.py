@@ -138,13 +138,14 @@ def notes_of(found: Any) -> dict[str, str]:
     needed = NOTES if notes["format"] == FORMAT else NOTES[:2]
     if missing := [name for name in needed if name not in notes]:
         raise KeyError(missing[0])
+    int(notes["epoch"]), int(notes["step"])  # refuses text
     return notes
 
 
-def check_metrics(file: Path, notes: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse metrics in ``file`` that are not those that the checkpoint with these notes was written with."""
-    if notes.get("metrics", said := metrics_digest(rows)) != said:
-        raise UnreadableFile(f"{file} must hold the metrics of its checkpoint, holds others; restore it, or {ANEW}")
+def check_metrics(file: Path, expected: str | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse metrics in ``file`` whose SHA-256 is not the expected one; runs of earlier versions have none."""
+    if expected not in (None, metrics_digest(rows)):
+        raise UnreadableFile(f"{file} must hold the metrics of its run, holds others; restore it, or {ANEW}")
 
 
 def metrics_digest(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -26,8 +26,9 @@ from dcil.runs import checkpoint
 from dcil.runs.atomic import CannotWrite, drafts, is_abandoned, sync_folder, write_text
 from dcil.runs.damage import ANEW, UnreadableFile
 from dcil.runs.file_lock import exclusive
-from dcil.runs.outputs import is_run_file
+from dcil.runs.outputs import check_run_files, is_run_file
 from dcil.runs.read import read_config, read_metrics, read_summary
+from dcil.runs.seal import sealed
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class RunFolder:
             file.name for file in self.path.iterdir() if is_run_file(file.name) and file.name[0] != "."
         ):
             raise UserError(f"{self.path} has {strange[0]} and no config.json; restore that, or choose another --out")
-        write_text(self.path / "config.json", config)
+        write_text(self.path / "config.json", json.dumps(sealed(expected), indent=1))
 
     def withdraw(self) -> None:
         """Undo ``begin``: the run's settings were wrong, and no epoch was recorded."""
@@ -74,6 +75,7 @@ class RunFolder:
 
         A folder that is made here and left empty is removed again.
         """
+        check_run_files(self.path, Path(os.path.realpath(self.path)))
         made = not self.path.exists()
         busy = f"one process at a time may train in {self.path}; wait for the other or choose another --out"
         try:
@@ -130,7 +132,8 @@ class RunFolder:
         """Drop the lines after the first ``epochs``: those of epochs that the checkpoint does not have."""
         file, rows = self.path / "metrics.jsonl", self.metrics(epochs)
         if epochs:
-            checkpoint.check_metrics(file, checkpoint.read_notes(self.path / "checkpoint.safetensors"), rows)
+            notes = checkpoint.read_notes(self.path / "checkpoint.safetensors")
+            checkpoint.check_metrics(file, notes.get("metrics"), rows)
         write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
 
     # -- checkpoints -------------------------------------------------------------------------------------------------

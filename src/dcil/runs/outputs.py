@@ -55,12 +55,18 @@ def check_output(path: Path) -> None:
 
 def check_place(path: Path, place: Path) -> None:
     """Refuse ``place``, which ``path`` leads to, if it is a file of a run, a record or an image of a data set."""
-    if is_run_file(place.name) and is_run_folder(place.parent):
-        raise UserError(f"{path} is a file of the run itself ({place.parent}), which is kept; give another name")
+    check_run_files(path, place)
     if not place.is_file():
         return
     if kind := kind_of(place):
         raise UserError(f"{path} is {kind}, which is kept; give another name")
+
+
+def check_run_files(path: Path, place: Path) -> None:
+    """Refuse ``place``, which ``path`` leads to, if it is or lies below the name of a file of a run."""
+    for each in (place, *place.parents):
+        if is_run_file(each.name) and is_run_folder(each.parent):
+            raise UserError(f"{path} is a file of the run itself ({each.parent}), which is kept; give another name")
 
 
 def is_run_file(name: str) -> bool:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from dcil.errors import UserError
+from dcil.runs import checkpoint
 from dcil.runs.damage import ANEW, UnreadableFile, naming_file
 from dcil.runs.json_file import parse_object, read_text
-from dcil.runs.printable import printable
+from dcil.runs.printable import printable, quoted
 from dcil.runs.run_fields import CONFIG, EPOCH, SUMMARY, TO_SUMMARISE
+from dcil.runs.seal import unsealed
 from dcil.runs.summary import Summary, summarise
 
 
@@ -98,7 +100,11 @@ def read_run(folder: Path) -> RecordedRun:
     folder = Path(folder)
     config = read_config(folder)
     record = read_summary(folder)
+    notes = {} if record else checkpoint.read_notes(folder / "checkpoint.safetensors")  # first: metrics are added to
     epochs = read_metrics(folder, finished=record is not None)
+    expected = record.get("metrics_sha256") if record else notes.get("metrics")
+    rows = [epoch.row for epoch in epochs][: int(notes["epoch"]) if notes else None]
+    checkpoint.check_metrics(folder / "metrics.jsonl", expected, rows)
     method = config["method"]
     run = RecordedRun(
         folder=folder,
@@ -128,7 +134,7 @@ def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
     # A folder named twice (overlapping globs) would otherwise count as two runs in the means.
     unique: dict[Path, Path] = {}
     for folder in folders:
-        unique.setdefault(Path(folder).resolve(), Path(folder))
+        unique.setdefault(Path(os.path.realpath(folder)), Path(folder))  # resolve() fails on links in a circle
     return [replace(read_run(given), label=printable(_shortest(path, list(unique)))) for path, given in unique.items()]
 
 
@@ -140,6 +146,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     with naming_file(file):
         config = parse_object(read_text(file))
         CONFIG(config, "")
+        config = unsealed(config)
         return config
 
 
@@ -148,9 +155,10 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     file = folder / "summary.json"
     if not os.path.lexists(file):
         return None
-    with naming_file(file):
+    with naming_file(file, f"remove it, and dcil train --resume --out {quoted(folder)} writes it again"):
         summary = parse_object(read_text(file))
         SUMMARY(summary, "")
+        summary = unsealed(summary)
         for name, counts in [("", summary), *summary["layers"].items()]:
             if counts["kept"] > counts["weights"]:
                 raise ValueError(f"{name or 'the network'} keeps {counts['kept']} of {counts['weights']} weights")

@@ -21,10 +21,12 @@ from dcil.engine import PROCESS_LOCK, Diverged, EngineSettings
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.errors import UserError
 from dcil.runs.atomic import CannotWrite, write_text
+from dcil.runs.checkpoint import metrics_digest
 from dcil.runs.cost import summarise_cost
 from dcil.runs.environment import environment
 from dcil.runs.folder import ReadOnlyRunFolder, RunFolder
 from dcil.runs.progress import Progress
+from dcil.runs.seal import sealed
 from dcil.runs.summary import best_epoch, summarise
 from dcil.runs.tensors import whole, write_tensors
 from dcil.train.config import Config, to_json
@@ -199,10 +201,11 @@ def finish(folder: RunFolder, trainer: Trainer) -> dict[str, Any]:
         raise Diverged(f"the trained weights must be finite, {broken[0]} is not; try a smaller learning rate")
     file = folder.path / "model.safetensors"
     write_tensors(file, whole(model.state_dict()))
-    summary = summary_of(trainer, rows) | {"model_sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    digests = {"model_sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "metrics_sha256": metrics_digest(rows)}
+    summary = summary_of(trainer, rows) | digests
     example = torch.zeros(1, *folder.record()["shape"], device=trainer.loader.device)
     summary["cost"] = summarise_cost(model, example)
-    write_text(folder.path / "summary.json", json.dumps(summary, indent=1))
+    write_text(folder.path / "summary.json", json.dumps(sealed(summary), indent=1))
     return summary
 
 

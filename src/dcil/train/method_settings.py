@@ -63,6 +63,8 @@ FLAGS = {
     "granularity": "--granularity",
     "seed": "--seed",
 }
+#: Numbers as they are typed, short enough for their error to be one line.
+PLAIN_NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?|[-+]?(nan|inf|infinity)", re.IGNORECASE)
 BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 KINDS = {
     bool: "a bool (true or false)",
@@ -111,6 +113,8 @@ def _convert(kind: Any, value: Any) -> Any:
         raise TypeError
     if kind is str and not isinstance(value, str):
         raise TypeError
+    if kind in (int, float) and isinstance(value, str) and not PLAIN_NUMBER.fullmatch(value):
+        raise TypeError  # Python also takes 1_000, other scripts' digits and spaces
     return kind(value)
 
 

@@ -6,6 +6,7 @@ Options are fields of Config by name; their "settings" hold text or JSON, which 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from dcil.train.restore import config_of
 #: What --model is without --model and --recipe.
 MODELS = {"digits": "resnet8-digits", "cifar10": "resnet20", "cifar100": "resnet20", "imagefolder": "resnet18"}
 DEFAULT_METHOD = "dcil"
+#: The file beside several runs.
+REPORT = "report.html"
 Options = Mapping[str, Any]
 
 
@@ -44,12 +47,20 @@ def plan_comparison(
     several = len(methods) > 1
     if several and RunFolder(base).started:
         raise UserError(f"{base} is a run itself; several methods need a folder of their own: choose another --out")
+    if several:
+        check_parent(base)
     runs = []
     for method in methods:
         folder = RunFolder(base / (method or "") if several else base)
         config = plan_run(folder, method, for_method(method or DEFAULT_METHOD, common, methods), recipe, resume)
         runs.append(PlannedRun(config.method, folder, config))
     return base, runs
+
+
+def check_parent(base: Path) -> None:
+    """Refuse a folder for several runs whose report would replace somebody's file: there is no run below it yet."""
+    if os.path.lexists(base / REPORT) and not any(base.glob("*/config.json")):
+        raise UserError(f"{base / REPORT} is not of these runs and would be replaced; choose another --out")
 
 
 def plan_run(folder: RunFolder, method: str | None, options: Options, recipe: str | None, resume: bool) -> Config:
@@ -61,8 +72,10 @@ def plan_run(folder: RunFolder, method: str | None, options: Options, recipe: st
     if inside := [path.parent.name for path in sorted(folder.path.glob("*/config.json"))]:
         names = ",".join(inside)
         raise UserError(f"{folder.path} holds the runs {names}: resume them with --method {names} --resume")
-    if folder.path.is_file() or any(not file.name.startswith(".") for file in folder.path.glob("*")):
-        raise UserError(f"{folder.path} exists and is not a run folder; choose another --out")
+    if os.path.lexists(folder.path) and not folder.path.is_dir():
+        raise UserError(f"--out must be a folder, {folder.path} is none; choose another --out")
+    if strange := sorted(set(folder.path.glob("*")) - set(folder.leftovers())):
+        raise UserError(f"{folder.path} is not a run folder, it has {strange[0].name} in it; choose another --out")
     return new_config(method, options, recipe)
 
 

@@ -17,10 +17,7 @@ from dcil.runs.folder import RunFolder
 from dcil.runs.json_file import parse, read_text
 from dcil.train.config import Config
 from dcil.train.method_settings import parse_value
-from dcil.train.plan import DEFAULT_METHOD, Options, PlannedRun, new_config, plan_run
-
-#: The file beside the runs.
-REPORT = "report.html"
+from dcil.train.plan import DEFAULT_METHOD, REPORT, Options, PlannedRun, check_parent, new_config, plan_run
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -68,6 +65,7 @@ def plan_sweep(out: Path, wanted: Sequence[Options], recipe: str | None) -> list
         raise UserError(f"--out must be a folder for the runs, {out} is not a folder")
     if RunFolder(out).started:
         raise UserError(f"{out} is a run itself; a sweep needs a folder of its own: choose another --out")
+    check_parent(out)
     runs: dict[str, PlannedRun] = {}
     for given in wanted:
         options = {key: value for key, value in given.items() if key not in ("name", "method")}
