@@ -50,7 +50,7 @@ def wrong(words, capsys):
         (["train", "--dataset", "cifar"], ["'cifar'", "'cifar10'"]),
         (["train", "--recipe", "cifar10-resnet2"], ["did you mean 'cifar10-resnet20'"]),
         (["train", "--granularity", "filters"], ["did you mean 'filter'", "weight"]),
-        (["train", "--recipe=--"], ["--recipe must have a value"]),
+        (["train", "--recipe=--"], ["--recipe", "must have a value"]),
         (["train", "--schedule", "steps"], ["did you mean 'step'"]),
         (["train", "--sparsity", "95"], ["sparsity must be", "< 1, got 95", "0.95"]),
         (["train", "--sparsity", "a lot"], ["--sparsity", "'a lot'", "number"]),
