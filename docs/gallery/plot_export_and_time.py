@@ -128,7 +128,7 @@ for size in (1, 64):
     timed[size] = [min(times) for times in zip(*rounds, strict=True)]
 
 # %%
-# All three computed the same. What is left of the time:
+# All three computed the same. Time per call:
 
 figure, panels = plt.subplots(1, 2, figsize=(8, 2.5))
 for axes, (size, times) in zip(panels, timed.items(), strict=True):

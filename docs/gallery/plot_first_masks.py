@@ -62,8 +62,8 @@ accuracy = (sparse(x[1500:]).argmax(1) == y[1500:]).float().mean()
 print(f"accuracy {100 * accuracy:.1f} %, sparsity {net.sparsity:.3f}")
 
 # %%
-# The mask of the second convolution, 32 filters by 64 places of it, after the first, a middle and the last update. Dark
-# is kept. Most weights go early.
+# The mask of the second convolution, its first 32 filters and the first 64 weights of each, after the first, a middle
+# and the last update. Dark is kept. Most weights go early.
 
 figure, axes = plt.subplots(1, 3, figsize=(9, 4.6), layout="constrained")
 for axis, index in zip(axes, (0, 4, -1), strict=True):
@@ -80,7 +80,7 @@ revived, dropped = zip(*watch.changes, strict=True)
 axis.plot(watch.steps, dropped, marker="o", label="dropped")
 axis.plot(watch.steps, revived, marker="o", label="came back")
 axis.set(xlabel="step", ylabel="weights per update", yscale="symlog")
-axis.legend()
+_ = axis.legend()
 
 # %%
 # :doc:`/how` explains the schedule and the selection behind these curves.

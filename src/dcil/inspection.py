@@ -102,7 +102,7 @@ def doubts(entries: Sequence[Entry]) -> list[str]:
     ]
 
 
-def find_notes(method: Method, model: nn.Module, layers: Sequence[PrunableWeight]) -> list[str]:
+def find_notes(method: Method, model: nn.Module, layers: Sequence[PrunableWeight], steps_done: int) -> list[str]:
     """What a reader of the result should know (waits for the device)."""
     found = [f"layer {name} lost every weight: nothing passes it any more" for name in find_empty(layers)]
     granularity, asked = method.granularity, method.sparsity
@@ -110,7 +110,8 @@ def find_notes(method: Method, model: nn.Module, layers: Sequence[PrunableWeight
         found.append(f"{granularity} does not fit these layers, which stay dense: {', '.join(misfits)}")
     dead, groups = count_groups(method, layers)
     if abs(dead - int(asked * groups)) > 0.005 * groups:
-        found.append(f"asked for a sparsity of {asked:g}, reached {dead / max(1, groups):.4f}")
+        hint = "" if steps_done else "; no step was counted: call net.attach(optimizer) before the training"
+        found.append(f"asked for a sparsity of {asked:g}, reached {dead / max(1, groups):.4f}{hint}")
     return found + method.notes(model)
 
 

@@ -222,7 +222,7 @@ class SparseNet(Paths):
 
     def notes(self) -> list[str]:
         """What a reader of the result should know (waits for the device)."""
-        return inspection.find_notes(self.method, self.model, self.layers)
+        return inspection.find_notes(self.method, self.model, self.layers, self._steps_done)
 
     @torch.no_grad()
     def finalize(self) -> nn.Module:

@@ -153,7 +153,8 @@ def result(run: Path) -> dict[str, Any]:
     summary = json.loads((run / "summary.json").read_text())
     for record in (*rows, summary):
         record.pop("seconds")
-    summary.pop("environment")
+    for name in ("environment", "metrics_sha256", "sha256"):  # the checksums are those of the times, too
+        summary.pop(name)
     tensors = {}
     for name in ("model", "checkpoint"):
         for key, tensor in load_file(run / f"{name}.safetensors").items():

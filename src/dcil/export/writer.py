@@ -58,7 +58,7 @@ def export(
         raise UserError(f"{type(model).__name__} cannot be exported: {what}")
     inputs = None if example is None else inputs_of(example)
     if to in PROGRAMS and inputs is None:
-        raise UserError(f"{to} needs an example input")
+        raise UserError(f"{to} needs an example input: give example=x, a batch that the network takes")
     model, notes = copy.deepcopy(model).cpu().eval(), {str(key): str(value) for key, value in (notes or {}).items()}
     state = _state(model, DTYPES[dtype or "fp32"])
     error = None
