@@ -8,7 +8,7 @@ from pathlib import Path
 SRC = Path(__file__).parents[2] / "src" / "dcil"
 KERNEL = "tests/test_views.py tests/test_schedule.py tests/test_selection.py tests/test_method.py tests/test_net.py"
 METHODS = "tests/methods/test_by_hand.py tests/test_example.py"
-RUNS = "tests/runs/test_durability.py tests/train/test_streams.py"
+RUNS = "tests/runs/test_durability.py tests/train/test_random_streams.py"
 RUNS += " tests/runs/test_file_lock.py"
 CHECKPOINT = "tests/runs/test_checkpoint.py::test_any_flipped_bit_is_noticed"
 CHECKPOINT += " tests/runs/test_checkpoint.py::test_a_checkpoint_of_another_run_is_named_with_the_setting"
