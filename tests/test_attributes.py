@@ -52,6 +52,31 @@ class Recurrent(nn.Module):
         return found
 
 
+class Prepared(nn.Module):
+    """Does something once, at its first call, and remembers that in an attribute which was not there before."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm, self.head = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        if not hasattr(self, "table"):
+            self.table = torch.arange(6.0)
+            self.inner.register_forward_hook(lambda module, args, output: 2 * output)
+        return self.head(self.norm(self.inner(x + self.table)))
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_what_is_done_once_is_not_done_for_each_path(low_memory):
+    net = SparseNet(Prepared(), method())
+    x, y = torch.randn(5, 6), torch.randint(3, (5,))
+    if low_memory:
+        one_at_a_time(EagerExecutor(net), net.method.paths, net.loss, x, y)
+    else:
+        net.loss(net(x), y).backward()
+    assert len(net.model.inner._forward_hooks) == 1
+
+
 def method(**settings):
     return DCIL(**{"sparsity": 0.5, "steps": 8, "every": 1, "warmup": 0.0, **settings})
 

@@ -65,8 +65,9 @@ class Attributes:
         try:
             yield
         finally:
-            for place in dict.fromkeys((*before, *dict(found_in(model)))):
-                put(place, before.get(place, ABSENT))
+            for place, value in (dict(found_in(model)) | before).items():
+                if place in before or is_state(ABSENT, value):
+                    put(place, before.get(place, ABSENT))
 
     def take_assigned(self) -> None:
         """Give every path what was assigned since the last pass."""
@@ -79,9 +80,23 @@ class Attributes:
         """Add the places that a pass has changed: every path has what was there before."""
         for place in dict.fromkeys((*before, *now)):
             known, forked = before.get(place, (mark(ABSENT), ABSENT))
-            if place not in self.marks and mark(now.get(place, ABSENT)) != known:
+            value = now.get(place, ABSENT)
+            if place not in self.marks and mark(value) != known and is_state(forked, value):
                 for values in self.values.values():
                     values[place] = fork(forked)
+
+
+def is_state(before: Any, now: Any) -> bool:
+    """Whether an attribute that changed is a path's own. One that forward made is not, unless it depends on weights:
+    it marks something that is done once (a table, hooks installed), and may not be done again for another path."""
+    return before is not ABSENT or depends_on_weights(now)
+
+
+def depends_on_weights(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    items = value.values() if isinstance(value, dict) else value
+    return isinstance(value, (list, tuple, set, dict)) and any(map(depends_on_weights, items))
 
 
 def found_in(model: nn.Module) -> Iterator[tuple[Place, Any]]:
