@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 
 from dcil import METHODS
 from dcil.cli import report
 from dcil.cli.parser import Parser, device, filepath, pair, say, utf8_path, value_reader
 from dcil.engine.settings import ENGINES, PRECISIONS, EngineSettings
-from dcil.runs.printable import printable, quoted
+from dcil.runs.printable import quoted
 from dcil.runs.progress import progress_bar
 from dcil.train import Config, ProcessGroup, train
 from dcil.train.event_log import check_log, event_log
@@ -137,8 +136,8 @@ def train_one(
                 progress = stack.enter_context(event_log(run.folder.path, progress))
             summary = train(config, run.folder, data_dir, device, progress, settings, group=group, resume=resume)
     except KeyboardInterrupt:
-        where = escape(printable(str(run.folder.path)))
-        console.print(f"[bold]stopped[/]; to continue: the same command with --resume (run: {where})")
+        # Not through the console: interrupted in the middle of a line, rich keeps what follows to itself.
+        say(f"stopped; to continue: the same command with --resume (run: {run.folder.path})")
         raise
     for note in summary.get("notes", []):
         say(f"note: {note}")
