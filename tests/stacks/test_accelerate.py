@@ -6,7 +6,6 @@ import copy
 import os
 import re
 import runpy
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -216,11 +215,8 @@ def test_mixed_precision():
 
 
 def test_two_processes_are_one_larger_batch(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     script = Path(__file__).with_name("accelerate_process.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, script, tmp_path], capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -8,7 +8,6 @@ import functools
 import os
 import re
 import runpy
-import socket
 import subprocess
 import sys
 import warnings
@@ -466,8 +465,7 @@ def test_two_processes_are_one_larger_batch(tmp_path):
         "torch.distributed.run",
         "--nproc-per-node",
         "2",
-        "--master-port",
-        str(free_port()),
+        "--standalone",
     ]
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
@@ -480,12 +478,6 @@ def test_two_processes_are_one_larger_batch(tmp_path):
     for key, mask in states[0].items():
         if key.startswith("_masks."):
             assert torch.equal(loaded.get_parameter(key.removeprefix("_masks.")) != 0, mask)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_the_example_runs(tmp_path, monkeypatch, capsys):

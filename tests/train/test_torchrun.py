@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from processes import environment, free_port, said, together
+from processes import environment, said, together
 from safetensors.torch import load_file, save_file
 
 from dcil import cli, data
@@ -187,8 +187,8 @@ def test_other_commands_refuse(command, monkeypatch, capsys):
 
 
 def torchrun(*words: str) -> subprocess.CompletedProcess:
-    port = ["--nproc-per-node", "2", "--master-port", str(free_port())]
-    command = [sys.executable, "-m", "torch.distributed.run", *port, "-m", "dcil", "train", *words]
+    two = ["--nproc-per-node", "2", "--standalone"]
+    command = [sys.executable, "-m", "torch.distributed.run", *two, "-m", "dcil", "train", *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
