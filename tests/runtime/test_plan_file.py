@@ -17,7 +17,7 @@ from dcil_runtime import Network, Op, Plan, PlanError, load, native, read, write
 from dcil_runtime.format import HEADER, MAGIC, VERSION
 from dcil_runtime.native import LIBRARY, NativeMissing
 
-built = pytest.mark.skipif(not LIBRARY.exists(), reason="the native module is not built: make native")
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the native module is not built: make native")
 
 
 @pytest.fixture
@@ -42,7 +42,6 @@ def parts(file) -> tuple[dict, bytes]:
     return json.loads(raw[HEADER.size : HEADER.size + size]), raw[HEADER.size + size :]
 
 
-@built
 def test_what_is_written_comes_back(plan_file):
     network = read(plan_file)
     again = plan_file.with_name("again.dcil")
@@ -79,7 +78,6 @@ def mutate(value: object, rng: random.Random) -> object:
     return rng.choice(nasty)
 
 
-@built
 def test_hostile_files_with_a_right_checksum_do_no_harm(plan_file):
     meta, data = parts(plan_file)
     rng, refused = random.Random(2), 0
@@ -148,7 +146,6 @@ def conv(**changes: object) -> Op:
     return op
 
 
-@built
 @pytest.mark.parametrize(
     ("op", "why"),
     [
@@ -179,13 +176,12 @@ def test_operators_that_contradict_their_tensors_are_refused(op, why):
         Plan(Network((3, 8, 8), [op]))
 
 
-@built
 def test_sizes_beyond_reason_are_refused_before_memory_is_asked_for():
     with pytest.raises(PlanError, match=r"2\^28|65536"):
         Plan(Network((1 << 20, 1 << 14, 1 << 14), [Op("mean", (0,))]))
 
 
 def test_without_the_native_module_the_error_says_what_to_install(tmp_path, monkeypatch):
-    missing = tmp_path / "_native.so"
+    missing = tmp_path / "libdcil_runtime.so"
     with pytest.raises(NativeMissing, match=r"install a C\+\+17 compiler"):
         native.library(missing)

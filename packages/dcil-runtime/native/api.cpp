@@ -1,124 +1,148 @@
-#include "api.h"
-
+// The C interface, which dcil_runtime.h documents.
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
 #include <cstring>
-#include <exception>
+#include <memory>
+#include <system_error>
 
+#include "dcil_runtime.h"
 #include "engine.h"
+#include "info.h"
+#include "plan_file.h"
 
 using namespace dcil;
 
+struct dcil_plan {
+  dcil_plan(PlanFile file, const KernelSet& kernels, const dcil_options& o)
+      : facts(std::move(file.facts)), engine(std::move(file.graph), kernels, o.threads, o.tune_seconds) {}
+
+  const Facts facts;
+  Engine engine;
+};
+
 namespace {
+
+void say(char* error, const char* what) {
+  if (!error) return;
+  std::strncpy(error, what, DCIL_ERROR_SIZE - 1);
+  error[DCIL_ERROR_SIZE - 1] = 0;
+}
 
 /// No exception leaves the library: its message goes to the caller's buffer.
 template <class Body>
-auto guarded(char* error, decltype(std::declval<Body>()()) failed, Body body) -> decltype(body()) {
+int guarded(char* error, Body body) {
+  say(error, "");
   try {
-    return body();
+    body();
+    return DCIL_OK;
   } catch (const std::bad_alloc&) {
-    std::strncpy(error, "out of memory", DCIL_ERROR_SIZE - 1);
+    say(error, "out of memory");
+    return DCIL_NO_MEMORY;
+  } catch (const std::system_error& e) {
+    say(error, e.what());
+    errno = e.code().value();
+    return DCIL_SYSTEM;
   } catch (const std::exception& e) {
-    std::strncpy(error, e.what(), DCIL_ERROR_SIZE - 1);
+    say(error, e.what());
   }
-  return failed;
+  return DCIL_REFUSED;
 }
 
-std::vector<float> copy(const float* from, int64_t count) {
-  return from ? std::vector<float>(from, from + count) : std::vector<float>();
-}
-
-void copy_nonzero(const dcil_op& s, Op& op) {
-  if (s.kept >= INT32_MAX) throw Error("a layer has more than 2^29 weights");
-  const size_t zeros = size_t(std::count(s.weight, s.weight + s.kept, 0.0f));
-  op.index.reserve(size_t(s.kept) - zeros);
-  op.weight.reserve(size_t(s.kept) - zeros);
-  for (int64_t i = 0; i < s.kept; i++)
-    if (s.weight[i] != 0) op.index.push_back(uint32_t(i)), op.weight.push_back(s.weight[i]);
-}
-
-Op to_op(const dcil_op& s) {
-  if (s.kept < 0 || s.channels < 0 || s.input_count < 0) throw Error("a negative size");
-  Op op;
-  op.kind = Kind(s.kind);
-  op.in.assign(s.inputs, s.inputs + s.input_count);
-  op.residual = s.residual;
-  op.twin = s.twin;
-  const int32_t* w = s.window;
-  op.window = {w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9]};
-  op.groups = s.groups;
-  op.count_pad = s.count_pad;
-  op.act = {Act(s.act), s.act_a, s.act_b};
-  op.twin_act = {Act(s.twin_act), s.twin_a, s.twin_b};
-  if (s.index) {
-    op.index.assign(s.index, s.index + s.kept);
-    op.weight = copy(s.weight, s.kept);
-  } else if (s.weight) {
-    copy_nonzero(s, op);
+/// The caller's options, whose last fields its header may not have.
+dcil_options resolved(const dcil_options* given) {
+  dcil_options options = DCIL_OPTIONS;
+  if (given) {
+    require(given->size >= sizeof given->size, "options without their size: begin with DCIL_OPTIONS");
+    std::memcpy(&options, given, std::min(given->size, sizeof options));
   }
-  op.bias = copy(s.bias, s.channels);
-  op.scale = copy(s.scale, s.channels);
-  op.shift = copy(s.shift, s.channels);
-  op.twin_scale = copy(s.twin_scale, s.channels);
-  op.twin_shift = copy(s.twin_shift, s.channels);
-  return op;
+  require(options.threads >= 1 && options.threads <= 1024, "threads must be between 1 and 1024");
+  return options;
 }
+
+dcil_plan* loaded(const uint8_t* bytes, size_t size, const dcil_options& options) {
+  const KernelSet* kernels = find_kernels(options.isa);
+  require(kernels != nullptr, "this CPU does not run the wanted instruction set");
+  return new dcil_plan(parse_plan(bytes, size, {options.max_memory, options.max_work}), *kernels, options);
+}
+
+void fill(const Shape& shape, int rank, dcil_tensor* out) {
+  *out = {DCIL_FLOAT32, rank - 1, {shape.c, shape.h, shape.w}, shape.size()};
+  std::fill(out->shape + out->rank, out->shape + DCIL_MAX_RANK, 0);
+}
+
+char* allocated(const std::string& text) {
+  char* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (!copy) throw std::bad_alloc();
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
+void check_count(int count) { require(count >= 1, "a batch must have at least one image"); }
 
 }  // namespace
 
 int dcil_abi(void) { return DCIL_ABI; }
+
+int dcil_format(void) { return int(kNewestVersion); }
 
 const char* dcil_isa(const char* wanted) {
   const KernelSet* k = find_kernels(wanted);
   return k ? k->name : nullptr;
 }
 
-void* dcil_graph(int c, int h, int w, double max_memory, double max_work, char* error) {
-  return guarded(error, static_cast<void*>(nullptr),
-                 [&]() -> void* { return new Graph(Shape{c, h, w}, Limits{max_memory, max_work}); });
-}
-
-void dcil_graph_free(void* graph) { delete static_cast<Graph*>(graph); }
-
-int dcil_claim(void* graph, double bytes, char* error) {
-  return guarded(error, -1, [&] { return static_cast<Graph*>(graph)->claim(bytes), 0; });
-}
-
-int dcil_add(void* graph, const dcil_op* op, char* error) {
-  return guarded(error, -1, [&] { return static_cast<Graph*>(graph)->add(to_op(*op)); });
-}
-
-void dcil_shape(void* graph, int tensor, int32_t* chw) {
-  const Shape& s = static_cast<Graph*>(graph)->shapes()[size_t(tensor)];
-  chw[0] = s.c;
-  chw[1] = s.h;
-  chw[2] = s.w;
-}
-
-void* dcil_engine(void* graph, const char* isa, int threads, double tune_seconds, char* error) {
-  return guarded(error, static_cast<void*>(nullptr), [&]() -> void* {
-    const KernelSet* kernels = find_kernels(isa);
-    if (!kernels) throw Error("this CPU does not run the wanted instruction set");
-    if (threads < 1 || threads > 1024) throw Error("threads must be between 1 and 1024");
-    return new Engine(std::move(*static_cast<Graph*>(graph)), *kernels, threads, tune_seconds);
+int dcil_load(const char* file, const dcil_options* options, dcil_plan** plan, char* error) {
+  return guarded(error, [&] {
+    const dcil_options chosen = resolved(options);
+    const auto bytes = content_of(file, chosen.max_memory);
+    *plan = loaded(bytes.data(), bytes.size(), chosen);
   });
 }
 
-void dcil_engine_free(void* engine) { delete static_cast<Engine*>(engine); }
-
-int dcil_prepare(void* engine, int count, char* error) {
-  return guarded(error, -1, [&] { return static_cast<Engine*>(engine)->prepare(count), 0; });
+int dcil_load_bytes(const void* bytes, size_t size, const dcil_options* options, dcil_plan** plan, char* error) {
+  return guarded(error, [&] { *plan = loaded(static_cast<const uint8_t*>(bytes), size, resolved(options)); });
 }
 
-int dcil_run(void* engine, const float* in, int count, float* out, char* error) {
-  return guarded(error, -1, [&] { return static_cast<Engine*>(engine)->run(in, count, out), 0; });
-}
+void dcil_free(dcil_plan* plan) { delete plan; }
 
-int64_t dcil_memory(void* engine) { return static_cast<Engine*>(engine)->memory(); }
+int dcil_inputs(const dcil_plan*) { return 1; }
 
-int dcil_describe(void* engine, int count, char* text, int size, char* error) {
-  return guarded(error, -1, [&] {
-    const std::string all = static_cast<Engine*>(engine)->describe(count);
-    if (size > 0) std::strncpy(text, all.c_str(), size_t(size) - 1), text[size - 1] = 0;
-    return int(all.size()) + 1;
+int dcil_outputs(const dcil_plan*) { return 1; }
+
+int dcil_input(const dcil_plan* plan, int number, dcil_tensor* tensor, char* error) {
+  return guarded(error, [&] {
+    require(number == 0, "there is no such input");
+    fill(plan->engine.graph().shapes()[0], plan->facts.input_rank, tensor);
   });
 }
+
+int dcil_output(const dcil_plan* plan, int number, dcil_tensor* tensor, char* error) {
+  return guarded(error, [&] {
+    require(number == 0, "there is no such output");
+    const Graph& graph = plan->engine.graph();
+    fill(graph.shapes()[size_t(graph.output())], plan->facts.output_rank, tensor);
+  });
+}
+
+int dcil_run(dcil_plan* plan, const void* const* in, int count, void* const* out, char* error) {
+  return guarded(error, [&] {
+    check_count(count);
+    plan->engine.run(static_cast<const float*>(in[0]), count, static_cast<float*>(out[0]));
+  });
+}
+
+int dcil_prepare(dcil_plan* plan, int count, char* error) {
+  return guarded(error, [&] { check_count(count), plan->engine.prepare(count); });
+}
+
+int64_t dcil_memory(const dcil_plan* plan) { return plan->engine.memory(); }
+
+int dcil_info(const dcil_plan* plan, char** text, char* error) {
+  return guarded(error, [&] { *text = allocated(info(plan->facts, plan->engine.graph())); });
+}
+
+int dcil_describe(dcil_plan* plan, int count, char** text, char* error) {
+  return guarded(error, [&] { check_count(count), *text = allocated(plan->engine.describe(count)); });
+}
+
+void dcil_free_text(char* text) { std::free(text); }

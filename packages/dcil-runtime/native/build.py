@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-OUT = HERE.parent / "src" / "dcil_runtime" / "_native.so"
-BASE = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
+PACKAGE = HERE.parent / "src" / "dcil_runtime"
+OUT = PACKAGE / "libdcil_runtime.so"
+BASE = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", f"-I{PACKAGE / 'include'}"]
 #: Contraction lets kernels use fused multiply-add where the CPU has it, as every BLAS does.
 KERNEL = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wno-ignored-attributes"]
 SETS = {"portable": ["-DLANES=4"], "wide": ["-DLANES=16", "-DFEW_TILES", "-O1"]}
@@ -43,7 +44,7 @@ def compiler() -> str:
 
 def up_to_date(out: Path = OUT) -> bool:
     """Return whether ``out`` is newer than every source and than this file."""
-    sources = [*HERE.glob("*.cpp"), *HERE.glob("*.h"), Path(__file__)]
+    sources = [*HERE.rglob("*.cpp"), *HERE.rglob("*.h"), *PACKAGE.glob("include/*.h"), Path(__file__)]
     return out.exists() and out.stat().st_mtime >= max(file.stat().st_mtime for file in sources)
 
 
@@ -58,7 +59,7 @@ def build(out: Path = OUT, extra: Sequence[str] = (), main: Path | None = None) 
             [HERE / "kernels.cpp", f"{folder}/kernels_{name}.o", f"-DISA={name}", *KERNEL, *flags]
             for name, flags in sets.items()
         ]
-        plain = [file for file in sorted(HERE.glob("*.cpp")) if file.name != "kernels.cpp"]
+        plain = [file for file in sorted([*HERE.glob("*.cpp"), *HERE.glob("ops/*.cpp")]) if file.name != "kernels.cpp"]
         jobs += [[file, f"{folder}/{file.name}.o"] for file in [*plain, *([main] if main else [])]]
 
         def compile_one(job: list[Any]) -> str:
@@ -70,7 +71,7 @@ def build(out: Path = OUT, extra: Sequence[str] = (), main: Path | None = None) 
             objects = list(pool.map(compile_one, jobs))
         out.parent.mkdir(parents=True, exist_ok=True)
         draft = out.with_name(f".{out.name}.{os.getpid()}")
-        kind = [] if main else ["-shared"]
+        kind = [] if main else ["-shared", f"-Wl,-soname,{out.name}"]
         subprocess.run([cxx, *base, *extra, *kind, *objects, "-o", str(draft)], check=True)
         draft.replace(out)
     return out

@@ -17,4 +17,7 @@ struct Cost {
 
 Cost cost_of(const Program& program);
 
+/// Entries of the table that gathers a plane (gather_table).
+double table_entries(const Layout& layout);
+
 }  // namespace dcil

@@ -5,19 +5,6 @@
 
 namespace dcil {
 
-namespace {
-
-/// Where nobody shares a layer its rows go back into the order that suits one thread.
-void unshare(Program& program) {
-  for (Step& s : program.steps) {
-    if (s.work != Work::Conv || s.choice.split != Split::Channels) continue;
-    s.choice.split = Split::None;
-    s.packed = pack(*s.op, *program.values[s.in[0]].layout, s.choice, 1);
-  }
-}
-
-}  // namespace
-
 Engine::Runner::Runner(const Program& program, int arena_count) : team(program.threads) {
   for (int i = 0; i < arena_count; i++) arenas.push_back(std::make_unique<Arena>(program));
   scratch.assign(size_t(program.threads), Aligned<float>(size_t(program.scratch_floats())));
@@ -57,7 +44,8 @@ void Engine::choose_crew(Prepared& p, Team& team) const {
   const double alone = wall(Crew::Alone);
   // A little gain on an idle machine is a loss on a busy one, where everybody waits for the last at every layer.
   p.together = wall(Crew::Together) < alone * 0.88;
-  if (!p.together) unshare(*p.program);
+  for (auto& step : p.program->steps)
+    if (!p.together) step->unshare(*p.program);
   // Only a clear loss counts: on a core that somebody else keeps busy just now, groups apart take their turns.
   for (int i = 0; i < 3 && !p.apart && (i == 0 || alone < kLongRun); i++) {
     const double now = i ? wall(Crew::Alone) : alone;  // it may be busier by now
@@ -156,7 +144,8 @@ void Engine::run_groups(const Prepared& p, Runner& r, const float* in, int count
 std::string Engine::describe(int count) {
   std::lock_guard<ForkMutex> lock(mutex_);
   const Prepared& p = prepared_for(count);
-  return dcil::describe(*p.program) + "threads " + (p.together ? "share" : "do not share") + " the layers of a group\n";
+  return "{\"images\":" + std::to_string(p.program->lanes.images) + ",\"layers_shared\":" +
+         (p.together ? "true" : "false") + ",\"steps\":" + steps_json(*p.program) + "}";
 }
 
 long Engine::memory() const {

@@ -19,7 +19,7 @@ class Engine {
   void run(const float* in, int count, float* out);
   /// Prepares for this many images, as the first run would.
   void prepare(int count);
-  std::string describe(int count);  // one line per step
+  std::string describe(int count);  // JSON: the steps, their choices and times
   long memory() const;  // bytes held now, weights and buffers
   const Graph& graph() const { return graph_; }
   const KernelSet& kernels() const { return kernels_; }

@@ -1,4 +1,4 @@
-// Runs the steps of a program on one group of images.
+// One member's work on one group of images, and what the steps of ops/ share.
 #pragma once
 #include "program.h"
 #include "team.h"
@@ -22,14 +22,18 @@ inline Range share(int count, int part, int parts) {
 }
 inline Range share(int count, const Member& m) { return share(count, m.part, m.parts); }
 
-/// The plane a convolution's kernel sees: without halos, a 1 x 1 convolution sees one long row.
-struct Extent {
-  int height, width;
-};
-Extent extent(const Program& program, const Step& step);
+inline const Layout& layout(const Member& m, int value) { return *m.program.values[size_t(value)].layout; }
+
+/// Fills the halos of some channels (null: first, first + 1, ...) from rows [y0, y1) of their inner part.
+void exchange(const Member& m, int value, const int32_t* channels, int first, int count, Range rows);
+void exchange(const Member& m, int value, Range channels);
+/// Some channels of a value, each from its own `step` floats further on, by a table that serves all of them.
+void gather_channels(const Member& m, int value, Range own, const float* from, long step,
+                     const std::vector<int32_t>& table, int32_t limit);
+/// Some channels of `count` images as [image][c][h][w].
+void copy_images(const Member& m, int value, int count, Range channels, float* to);
 
 void load_input(const Member& m, const float* images, int count);  // [image][c][h][w]; missing images become zeros
-void run_step(const Member& m, const Step& step);
 void store_output(const Member& m, float* out, int count);  // member 0 only
 
 }  // namespace dcil

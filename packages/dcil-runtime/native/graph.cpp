@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "operator.h"
+
 namespace dcil {
 
 namespace {
@@ -11,10 +13,6 @@ constexpr long kMaxSide = 1 << 16, kMaxValues = 1L << 28, kMaxWeights = 1L << 29
 constexpr size_t kMaxTensors = 1 << 13;  // placing them takes the square of their number
 constexpr long kMaxOperands = 1 << 16;
 constexpr double kGiB = 1L << 30;
-
-void require(bool ok, const char* what) {
-  if (!ok) throw Error(what);
-}
 
 void check_shape(const Shape& s) {
   require(s.c >= 1 && s.h >= 1 && s.w >= 1, "a tensor has no elements");
@@ -35,17 +33,17 @@ int slide(int size, int before, int after, int kernel, int stride, int dilation)
   return int(room / stride) + 1;
 }
 
-Shape slide(const Shape& in, int channels, const Window& w) {
-  check_window(w);
-  return {channels, slide(in.h, w.top, w.bottom, w.kh, w.sy, w.dy), slide(in.w, w.left, w.right, w.kw, w.sx, w.dx)};
-}
-
 void check_activation(const Activation& act) {
   const int kind = int(act.kind);
   require(kind >= 0 && kind <= int(Act::Hardswish), "an unknown activation");
 }
 
 }  // namespace
+
+Shape slide(const Shape& in, int channels, const Window& w) {
+  check_window(w);
+  return {channels, slide(in.h, w.top, w.bottom, w.kh, w.sy, w.dy), slide(in.w, w.left, w.right, w.kw, w.sx, w.dx)};
+}
 
 void require_memory(double bytes, const Limits& limits) {
   if (bytes <= limits.memory) return;
@@ -83,54 +81,25 @@ int Graph::add(Op op) {
   operands_ += long(op.in.size());
   require(operands_ <= kMaxOperands, "the operators have more than 65536 inputs");
   for (int t : op.in) require(t >= 0 && t < int(shapes_.size()), "an operator reads a tensor that does not exist yet");
-  if (op.kind != Kind::Concat && op.kind != Kind::Map) require(op.in.size() == 1, "an operator has two inputs");
+  const Operator& kind = operator_of(op.kind);
+  require(int(op.in.size()) >= kind.least && int(op.in.size()) <= kind.most, "an operator has too many or too few inputs");
   check_activation(op.act);
   check_activation(op.twin_act);
-  const Shape out = shape_of(op);
+  std::vector<Shape> in;
+  for (int t : op.in) in.push_back(shapes_[t]);
+  const Shape out = kind.shape(op, in);
   check_shape(out);
-  if (op.kind == Kind::Conv || op.kind == Kind::Linear) {
-    const Shape& in = shapes_[op.in[0]];
-    const long taps = op.kind == Kind::Conv ? long(in.c / op.groups) * op.window.kh * op.window.kw : in.c;
-    check_weights(op, out.c, taps);
-  }
-  check_extras(op, out);
+  check_fused(op, out);
   op.out = append(out);
   if (op.twin >= 0) op.twin = append(out);
   ops_.push_back(std::move(op));
   return ops_.back().out;
 }
 
-Shape Graph::shape_of(const Op& op) const {
-  const Shape& in = shapes_[op.in[0]];
-  const int outputs = int(op.bias.size());
-  switch (op.kind) {
-    case Kind::Conv:
-      require(op.groups >= 1 && in.c % op.groups == 0 && outputs % op.groups == 0, "channels do not divide by groups");
-      return slide(in, outputs, op.window);
-    case Kind::MaxPool:
-    case Kind::AvgPool: return slide(in, in.c, op.window);
-    case Kind::Map:
-      require(op.in.size() <= 2 && (op.in.size() == 1 || shapes_[op.in[1]] == in), "added tensors differ in shape");
-      return in;
-    case Kind::Concat: {
-      long channels = 0;
-      for (int t : op.in) {
-        require(shapes_[t].h == in.h && shapes_[t].w == in.w, "concatenated tensors differ in shape");
-        channels += shapes_[t].c;
-      }
-      require(channels <= (1 << 24), "a tensor is too large");
-      return {int(channels), in.h, in.w};
-    }
-    case Kind::Mean: return {in.c, 1, 1};
-    case Kind::Flatten: return {int(in.size()), 1, 1};
-    case Kind::Linear: require(in.h == 1 && in.w == 1, "a linear layer's input is not flat"); return {outputs, 1, 1};
-  }
-  throw Error("an unknown operator");
-}
-
 /// Every position once, ascending and inside the weight tensor; fills op.start.
-void Graph::check_weights(Op& op, int outputs, long per_output) const {
-  require(per_output * outputs < kMaxWeights, "a layer has more than 2^29 weights");
+void check_weights(Op& op, int outputs, long per_output) {
+  require(outputs > 0, "a tensor has no elements");
+  require(per_output < kMaxWeights / outputs, "a layer has more than 2^29 weights");
   require(op.index.size() == op.weight.size(), "weights and their positions differ in number");
   op.start.assign(outputs + 1, 0);
   long before = -1;
@@ -142,17 +111,13 @@ void Graph::check_weights(Op& op, int outputs, long per_output) const {
   for (int o = 0; o < outputs; o++) op.start[o + 1] += op.start[o];
 }
 
-void Graph::check_extras(const Op& op, const Shape& out) const {
-  const bool layer = op.kind == Kind::Conv || op.kind == Kind::Linear;
+void Graph::check_fused(const Op& op, const Shape& out) const {
+  const Operator& kind = operator_of(op.kind);
   const size_t c = size_t(out.c);
   require(op.residual < int(shapes_.size()), "a residual reads a tensor that does not exist yet");
-  require(op.residual < 0 || (layer && shapes_[op.residual] == out), "a residual differs in shape");
-  require(op.twin < 0 || op.kind == Kind::Conv, "only a convolution can have a twin");
+  require(op.residual < 0 || (kind.residual && shapes_[op.residual] == out), "a residual differs in shape");
+  require(op.twin < 0 || kind.twin, "only a convolution can have a twin");
   require(op.twin < 0 || (op.twin_scale.size() == c && op.twin_shift.size() == c), "a twin's scale has another length");
-  if (op.kind == Kind::Map) {
-    require(op.scale.empty() || op.scale.size() == c, "a scale has another length than its channels");
-    require(op.shift.size() == op.scale.size(), "scale and shift differ in length");
-  }
 }
 
 }  // namespace dcil

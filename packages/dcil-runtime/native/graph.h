@@ -2,17 +2,13 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "error.h"
 #include "kernels.h"
 
 namespace dcil {
-
-struct Error : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 struct Shape {
   int c = 0, h = 0, w = 0;
@@ -61,9 +57,7 @@ class Graph {
   int output() const { return ops_.empty() ? 0 : ops_.back().out; }
 
  private:
-  Shape shape_of(const Op& op) const;
-  void check_weights(Op& op, int outputs, long per_output) const;
-  void check_extras(const Op& op, const Shape& out) const;
+  void check_fused(const Op& op, const Shape& out) const;
   int append(Shape shape);
 
   std::vector<Shape> shapes_;

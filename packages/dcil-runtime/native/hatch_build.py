@@ -33,4 +33,4 @@ class NativeHook(BuildHookInterface):
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform}"  # loaded with ctypes: one file for every Python
         build_data["pure_python"] = False
-        build_data["artifacts"].append("src/dcil_runtime/_native.so")  # ignored by git, needed in the wheel
+        build_data["artifacts"].append("src/dcil_runtime/libdcil_runtime.so")  # ignored by git, needed in the wheel

@@ -24,6 +24,20 @@ struct Geometry {
   bool same_tiles(const Geometry& o) const { return flat == o.flat && height == o.height && width == o.width; }
 };
 
+/// Flat, and the sub-tiles of a geometry without its halo.
+inline Geometry flat_geometry() {
+  Geometry g;
+  g.flat = true;
+  return g;
+}
+inline Geometry bare(const Geometry& tiles) {
+  Geometry g;
+  g.flat = tiles.flat;
+  g.height = tiles.height;
+  g.width = tiles.width;
+  return g;
+}
+
 struct Move;
 
 /// A tensor's geometry: its sizes at once, and with `build` the tables that are computed from it.

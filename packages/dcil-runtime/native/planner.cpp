@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <limits>
 
+#include "ops/gather.h"
+
 namespace dcil {
 
 namespace {
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-bool clamps_at_zero(const Activation& act) { return act.kind == Act::Clamp && act.a >= 0; }
 
 void widen(Geometry& g, const Geometry& need) {
   g.top = std::max(g.top, need.top);
@@ -29,20 +29,13 @@ void side_tiles(int present, int stride, int wanted, int& in, int& out) {
 
 }  // namespace
 
+bool clamps_at_zero(const Activation& act) { return act.kind == Act::Clamp && act.a >= 0; }
+
 void Planner::plan() {
   const auto& shapes = p_.graph.shapes();
   value_of_.assign(shapes.size(), -1);
   value_of_[0] = add_value(shapes[0], even_tiles(shapes[0]), false);
-  for (const Op& op : p_.graph.ops()) switch (op.kind) {
-      case Kind::Conv: conv(op); break;
-      case Kind::MaxPool:
-      case Kind::AvgPool: pool(op); break;
-      case Kind::Map: map(op); break;
-      case Kind::Concat: concat(op); break;
-      case Kind::Mean:
-      case Kind::Flatten: to_flat(op); break;
-      case Kind::Linear: linear(op); break;
-    }
+  for (const Op& op : p_.graph.ops()) operator_of(op.kind).plan(*this, op);
   p_.output = value_of_[p_.graph.output()];
 }
 
@@ -58,16 +51,6 @@ int Planner::add_value(Shape shape, Geometry geometry, bool nonnegative) {
   return int(p_.values.size()) - 1;
 }
 
-Step& Planner::add_step(Work work, const Op* op, std::vector<int> in, int out) {
-  Step step;
-  step.work = work;
-  step.op = op;
-  step.in = std::move(in);
-  step.out = out;
-  p_.steps.push_back(std::move(step));
-  return p_.steps.back();
-}
-
 /// A copy in another layout; consumers that need the same sub-tiles share it.
 int Planner::copied(int value, Geometry geometry) {
   const auto known = copies_.find({value, geometry.height, geometry.width, geometry.fill});
@@ -76,7 +59,7 @@ int Planner::copied(int value, Geometry geometry) {
     return known->second;
   }
   const int copy = add_value(p_.values[value].shape, geometry, p_.values[value].nonnegative);
-  add_step(Work::Gather, nullptr, {value}, copy);
+  add_step<Gather>(value, copy);
   copies_[{value, geometry.height, geometry.width, geometry.fill}] = copy;
   return copy;
 }
@@ -87,24 +70,18 @@ int Planner::spatial(int value) {
 
 int Planner::flat(int value) {
   if (p_.values[value].geometry.flat) return value;
-  Geometry g;
-  g.flat = true;
   const Shape from = p_.values[value].shape;
-  const int out = add_value({int(from.size()), 1, 1}, g, p_.values[value].nonnegative);
-  add_step(Work::Flatten, nullptr, {value}, out);
+  const int out = add_value({int(from.size()), 1, 1}, flat_geometry(), p_.values[value].nonnegative);
+  add_step<Flatten>(value, out);
   return out;
 }
 
 int Planner::with_tiles(int value, const Geometry& tiles) {
   if (p_.values[value].geometry.same_tiles(tiles)) return value;
   if (tiles.flat) return flat(value);
-  Geometry g;
-  g.height = tiles.height;
-  g.width = tiles.width;
-  return copied(value, g);
+  return copied(value, bare(tiles));
 }
 
-/// The layout a window needs of its input, given the input's present one; `out` receives the output's.
 Geometry Planner::window_input(const Op& op, Geometry& out) const {
   const Window& w = op.window;
   const Geometry& present = p_.values[value_of_[op.in[0]]].geometry;
@@ -120,7 +97,6 @@ Geometry Planner::window_input(const Op& op, Geometry& out) const {
   return in;
 }
 
-/// The value itself with a wide enough halo, or a copy in the needed layout.
 int Planner::with_window(int value, const Op& op, const Geometry& need) {
   const bool maximum = op.kind == Kind::MaxPool && !p_.values[value].nonnegative;
   if (maximum) {
@@ -131,87 +107,6 @@ int Planner::with_window(int value, const Op& op, const Geometry& need) {
   if (!p_.values[value].geometry.same_tiles(need)) return copied(value, need);
   widen(p_.values[value].geometry, need);
   return value;
-}
-
-void Planner::conv(const Op& op) {
-  value_of_[op.in[0]] = spatial(value_of_[op.in[0]]);
-  Geometry out;
-  const Geometry need = window_input(op, out);
-  const int in = with_window(value_of_[op.in[0]], op, need);
-  const int residual = op.residual < 0 ? -1 : with_tiles(spatial(value_of_[op.residual]), out);
-  const Shape shape = p_.graph.shapes()[op.out];
-  value_of_[op.out] = add_value(shape, out, clamps_at_zero(op.act));
-  if (op.twin >= 0) value_of_[op.twin] = add_value(shape, out, clamps_at_zero(op.twin_act));
-  Step& step = add_step(Work::Conv, &op, {in}, value_of_[op.out]);
-  step.residual = residual;
-  step.twin = op.twin < 0 ? -1 : value_of_[op.twin];
-}
-
-void Planner::pool(const Op& op) {
-  value_of_[op.in[0]] = spatial(value_of_[op.in[0]]);
-  Geometry out;
-  const Geometry need = window_input(op, out);
-  const int in = with_window(value_of_[op.in[0]], op, need);
-  const bool nonnegative = p_.values[in].nonnegative;
-  value_of_[op.out] = add_value(p_.graph.shapes()[op.out], out, nonnegative);
-  add_step(Work::Pool, &op, {in}, value_of_[op.out]);
-}
-
-void Planner::map(const Op& op) {
-  const int first = value_of_[op.in[0]];
-  Geometry tiles = p_.values[first].geometry;
-  Geometry out;
-  out.flat = tiles.flat;
-  out.height = tiles.height;
-  out.width = tiles.width;
-  std::vector<int> in = {first};
-  if (op.in.size() == 2) {
-    const int second = value_of_[op.in[1]];
-    in.push_back(with_tiles(out.flat ? second : spatial(second), out));
-  }
-  value_of_[op.out] = add_value(p_.graph.shapes()[op.out], out, clamps_at_zero(op.act));
-  add_step(Work::Map, &op, in, value_of_[op.out]);
-}
-
-void Planner::concat(const Op& op) {
-  const Geometry first = p_.values[value_of_[op.in[0]]].geometry;
-  Geometry out;
-  out.flat = first.flat;
-  out.height = first.height;
-  out.width = first.width;
-  bool nonnegative = true;
-  std::vector<int> in;
-  for (int t : op.in) {
-    in.push_back(with_tiles(out.flat ? value_of_[t] : spatial(value_of_[t]), out));
-    nonnegative &= p_.values[in.back()].nonnegative;
-  }
-  value_of_[op.out] = add_value(p_.graph.shapes()[op.out], out, nonnegative);
-  int channel = 0;
-  for (int v : in) {
-    add_step(Work::Copy, &op, {v}, value_of_[op.out]).channel = channel;
-    channel += p_.values[v].shape.c;
-  }
-}
-
-void Planner::to_flat(const Op& op) {
-  const int in = value_of_[op.in[0]];
-  if (p_.values[in].geometry.flat || op.kind == Kind::Flatten) {
-    value_of_[op.out] = flat(in);
-    return;
-  }
-  Geometry g;
-  g.flat = true;
-  value_of_[op.out] = add_value(p_.graph.shapes()[op.out], g, p_.values[in].nonnegative);
-  add_step(Work::Mean, &op, {in}, value_of_[op.out]);
-}
-
-void Planner::linear(const Op& op) {
-  const int in = flat(value_of_[op.in[0]]);
-  const int residual = op.residual < 0 ? -1 : flat(value_of_[op.residual]);
-  Geometry g;
-  g.flat = true;
-  value_of_[op.out] = add_value(p_.graph.shapes()[op.out], g, clamps_at_zero(op.act));
-  add_step(Work::Linear, &op, {in}, value_of_[op.out]).residual = residual;
 }
 
 }  // namespace dcil

@@ -3,36 +3,51 @@
 #include <map>
 #include <tuple>
 
+#include "operator.h"
 #include "program.h"
 
 namespace dcil {
 
+/// What operators plan with (Operator::plan).
 class Planner {
  public:
   explicit Planner(Program& program) : p_(program) {}
   void plan();
 
- private:
-  void conv(const Op& op);
-  void pool(const Op& op);
-  void map(const Op& op);
-  void concat(const Op& op);
-  void to_flat(const Op& op);
-  void linear(const Op& op);
+  /// The value that holds a tensor of the graph.
+  int value_of(int tensor) const { return value_of_[size_t(tensor)]; }
+  void set_value(int tensor, int value) { value_of_[size_t(tensor)] = value; }
+  const Value& value(int v) const { return p_.values[size_t(v)]; }
+  const Shape& shape_of(int tensor) const { return p_.graph.shapes()[size_t(tensor)]; }
 
-  Geometry window_input(const Op& op, Geometry& out) const;
-  int with_window(int value, const Op& op, const Geometry& need);
-  int with_tiles(int value, const Geometry& tiles);
-  int copied(int value, Geometry geometry);
-  int spatial(int value);
-  int flat(int value);
   int add_value(Shape shape, Geometry geometry, bool nonnegative);
+  template <class Kind, class... Arguments>
+  Kind& add_step(Arguments&&... arguments) {
+    p_.steps.push_back(std::make_unique<Kind>(std::forward<Arguments>(arguments)...));
+    return static_cast<Kind&>(*p_.steps.back());
+  }
+
+  /// Sub-tiles of one size for a tensor of this shape.
   Geometry even_tiles(const Shape& shape) const;
-  Step& add_step(Work work, const Op* op, std::vector<int> in, int out);
+  /// The layout a window needs of its input, given the input's present one; `out` receives the output's.
+  Geometry window_input(const Op& op, Geometry& out) const;
+  /// The value itself with a wide enough halo, or a copy in the needed layout.
+  int with_window(int value, const Op& op, const Geometry& need);
+  /// The value, or a copy in such sub-tiles.
+  int with_tiles(int value, const Geometry& tiles);
+  /// The value, or a copy in sub-tiles if it is flat.
+  int spatial(int value);
+  /// The value, or a flat copy of it.
+  int flat(int value);
+
+ private:
+  int copied(int value, Geometry geometry);
 
   Program& p_;
   std::map<std::tuple<int, int, int, float>, int> copies_;  // value, height and width of sub-tiles, fill -> copy
-  std::vector<int> value_of_;  // tensor of the graph -> its value
+  std::vector<int> value_of_;
 };
+
+bool clamps_at_zero(const Activation& act);
 
 }  // namespace dcil

@@ -11,7 +11,6 @@
 #endif
 
 #include "planner.h"
-#include "tables.h"
 
 namespace dcil {
 
@@ -20,7 +19,7 @@ Program::Program(const Graph& g, const KernelSet& k, int images, int threads)
   Planner(*this).plan();
   if (double(lanes.count) * double(g.shapes()[0].size()) >= double(1L << 31)) throw Error("the input is too large");
   for (Value& v : values) v.layout = std::make_unique<Layout>(v.shape, v.geometry, lanes);
-  for (Step& step : steps) step.one_row = step.work == Work::Conv && is_one_row(step);
+  for (auto& step : steps) step->settle(*this);
   assign_slots();
 }
 
@@ -30,38 +29,15 @@ void Program::build() {
   input_table = gather_table(*values[0].layout, [&](int image, int y, int x) {
     return long(image) * in.size() + long(y) * in.w + x;
   });
-  for (Step& step : steps) fill_tables(*this, step);
+  for (auto& step : steps) step->build(*this);
 }
 
-bool Program::is_one_row(const Step& step) const {
-  const Window& w = step.op->window;
-  for (int v : {step.in[0], step.out, step.residual, step.twin}) {
-    if (v < 0) continue;
-    const Geometry& g = values[v].geometry;
-    if (g.top + g.left + g.bottom + g.right > 0) return false;
-  }
-  return w.kh * w.kw * w.sy * w.sx == 1 && w.top + w.left == 0;
-}
-
-namespace {
-
-std::vector<int> inputs_of(const Step& s) {
-  std::vector<int> all = s.in;
-  if (s.residual >= 0) all.push_back(s.residual);
-  return all;
-}
-
-std::vector<int> outputs_of(const Step& s) {
-  return s.twin >= 0 ? std::vector<int>{s.out, s.twin} : std::vector<int>{s.out};
-}
-
-}  // namespace
-
-/// Does this step read the residual for the last time, and does its output lie in memory just the same?
-bool Program::may_overwrite_residual(const Step& step, int last_read) const {
-  if (step.work != Work::Conv || step.residual < 0 || step.residual == step.in[0]) return false;
-  const Value &from = values[step.residual], &to = values[step.out];
-  return last_read == int(&step - steps.data()) && from.shape == to.shape && from.geometry == to.geometry;
+/// Does this step read the operand that its output could replace for the last time, and do both lie in memory alike?
+bool Program::may_replace(const Step& step, int now, const std::vector<int>& last_read) const {
+  const int operand = step.replaceable();
+  if (operand < 0 || last_read[size_t(operand)] != now) return false;
+  const Value &from = values[size_t(operand)], &to = values[size_t(step.out)];
+  return from.shape == to.shape && from.geometry == to.geometry;
 }
 
 /// A new slot. But a value with zeros to keep takes one that lies in memory just the same if it is free at step `now`:
@@ -80,7 +56,7 @@ int Program::slot_for(const Value& value, int now) {
 void Program::assign_slots() {
   std::vector<int> last(values.size(), -1);
   for (size_t i = 0; i < steps.size(); i++)
-    for (int v : inputs_of(steps[i])) last[v] = int(i);
+    for (int v : steps[i]->reads()) last[v] = int(i);
   last[output] = int(steps.size());
   const auto place = [&](int v, int now) {
     if (values[v].slot < 0) values[v].slot = slot_for(values[v], now);  // a concatenation writes its output repeatedly
@@ -88,10 +64,10 @@ void Program::assign_slots() {
   };
   place(0, -1);
   for (size_t i = 0; i < steps.size(); i++) {
-    Step& step = steps[i];
-    step.in_place = step.residual >= 0 && may_overwrite_residual(step, last[step.residual]);
-    if (step.in_place) values[step.out].slot = values[step.residual].slot;
-    for (int v : outputs_of(step)) place(v, int(i));
+    Step& step = *steps[i];
+    step.in_place = may_replace(step, int(i), last);
+    if (step.in_place) values[step.out].slot = values[step.replaceable()].slot;
+    for (int v : step.writes()) place(v, int(i));
   }
   place_slots();
 }
@@ -116,15 +92,13 @@ void Program::place_slots() {
 
 long Program::scratch_floats() const {
   long most = lanes.count;
-  for (const Step& s : steps)
-    if (s.work == Work::Conv) most = std::max(most, long(values[s.out].shape.c) * kMaxTile * lanes.count);
+  for (const auto& step : steps) most = std::max(most, step->scratch_floats(*this));
   return most;
 }
 
 long Program::packed_bytes() const {
   long bytes = long(input_table.size()) * 4;
-  for (const Step& s : steps)
-    bytes += s.packed.bytes() + long(s.table.size() + s.scale.size() + s.dense.size() + s.column.size()) * 4;
+  for (const auto& step : steps) bytes += step->bytes();
   return bytes;
 }
 

@@ -3,7 +3,8 @@
 #include <memory>
 #include <vector>
 
-#include "pack.h"
+#include "layout.h"
+#include "step.h"
 
 namespace dcil {
 
@@ -13,26 +14,6 @@ struct Value {
   std::unique_ptr<Layout> layout;
   bool nonnegative = false;
   int slot = -1;
-};
-
-enum class Work { Gather, Conv, Pool, Map, Copy, Mean, Flatten, Linear };
-
-struct Step {
-  Work work;
-  const Op* op = nullptr;
-  std::vector<int> in;  // values
-  int out = -1, residual = -1, twin = -1;
-  int channel = 0;             // Copy: first output channel
-  bool in_place = false;       // Conv: the output overwrites the residual
-  std::vector<int32_t> table;  // Gather: see gather_table; Pool: distances
-  Aligned<float> scale;        // average pool
-  // Linear: dense weights, or kept ones by row
-  std::vector<float> dense;
-  std::vector<int32_t> start, column;
-  // Conv
-  bool one_row = false;  // nothing has a halo and the window is one pixel: the plane is one long row
-  Choice choice;
-  Packed packed;
 };
 
 class Program {
@@ -46,7 +27,7 @@ class Program {
   const Lanes lanes;
   const int threads;
   std::vector<Value> values;
-  std::vector<Step> steps;
+  std::vector<std::unique_ptr<Step>> steps;
   int output = 0;
   std::vector<int32_t> input_table;
 
@@ -66,11 +47,10 @@ class Program {
     int from, until;
     long offset;
   };
-  bool is_one_row(const Step& step) const;
   void assign_slots();
   int slot_for(const Value& value, int now);
   void place_slots();
-  bool may_overwrite_residual(const Step& step, int last_read) const;
+  bool may_replace(const Step& step, int now, const std::vector<int>& last_read) const;
 
   std::vector<Slot> slots_;
   long arena_ = 0;

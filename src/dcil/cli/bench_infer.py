@@ -21,7 +21,7 @@ from dcil.cli.parser import Parser, each_up_to, filepath, number, say, up_to
 from dcil.errors import UserError, unknown
 from dcil.runs.environment import environment
 from dcil.train import RunFolder
-from dcil.train.restore import load_net
+from dcil.train.restore import config_of, load_net
 
 
 def bench_infer(words: Sequence[str]) -> int:
@@ -35,6 +35,7 @@ def bench_infer(words: Sequence[str]) -> int:
     for fraction in args.sparsity:
         if not 0 <= fraction < 1:
             raise UserError(f"--sparsity must be >= 0 and < 1, got {fraction}")
+    check_images([*(config_of(RunFolder(run)).model for run in args.run), *(args.model or "").split(",")])
     records = bench_engines.compare(args) if args.run or args.masks else []
     if args.masks or not args.forms or len(args.run) > 1:
         if args.json:
@@ -42,6 +43,14 @@ def bench_infer(words: Sequence[str]) -> int:
         return 0
     _forms(args, args.run[0] if args.run else None, records)
     return 0
+
+
+def check_images(names: Sequence[str]) -> None:
+    """Refuse networks that read tokens: what is timed gets images."""
+    if found := [name for name in names if models.reads_tokens(name)]:
+        raise UserError(
+            f"dcil bench infer times networks of images, got {found[0]}, which reads tokens: choose another"
+        )
 
 
 def _forms(args: argparse.Namespace, run: Path | None, engines: list[dict[str, Any]]) -> None:

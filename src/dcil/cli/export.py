@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from dcil import SparseNet
-from dcil.cli.eval import cost_table, finished, layer_table
+from dcil import SparseNet, models
+from dcil.cli.eval import cost_table, finished, layer_table, unit_of
 from dcil.cli.parser import Parser, say, utf8_path, whole
 from dcil.export import BLOCKS, FORMATS, PROGRAMS, Compact, Written, check_options, compact, export
 from dcil.export.semi import coverage
@@ -42,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     check_options(args.to, args.dtype, args.compact, args.block)
     check_output(args.out)
     folder = RunFolder(args.run)
-    net, config, shape = load_net(folder), config_of(folder), folder.record()["shape"]
+    net, config, record = load_net(folder), config_of(folder), folder.record()
     notes = {
         "method": config.method,
         "sparsity": str(net.sparsity),
@@ -52,14 +51,14 @@ def main(words: Sequence[str]) -> int:
         "run": str(args.run.resolve().name),
     }
     model = finished(folder, net)
-    images = torch.randn(1 if args.to == "cpu" else 2, *shape, generator=torch.Generator().manual_seed(0))
-    written = export(model, args.to, args.out, notes, images, dtype=args.dtype, small=args.compact, block=args.block)
-    cost = measure_cost(model, images[:1])
+    inputs = models.example(record["shape"], record["classes"], 1 if args.to == "cpu" else 2)
+    written = export(model, args.to, args.out, notes, inputs, dtype=args.dtype, small=args.compact, block=args.block)
+    cost = measure_cost(model, inputs[:1])
     small = None
     if args.to == "compact" or args.compact:
-        small = compact(model, images[:1], BLOCKS[args.to] if args.block is None else args.block)
-    after = measure_cost(small.model, images[:1]) if small else None
-    show(net, cost, after, args.to, written)
+        small = compact(model, inputs[:1], BLOCKS[args.to] if args.block is None else args.block)
+    after = measure_cost(small.model, inputs[:1]) if small else None
+    show(net, cost, after, unit_of(record["shape"]), args.to, written)
     for line in remarks(model, args.to, small, after is not None and after.parameters == cost.parameters):
         say(line)
     return 0
@@ -77,10 +76,10 @@ def remarks(model: nn.Module, to: str, small: Compact | None, as_large: bool) ->
             yield f"stays dense there, {why}: {', '.join(name for name in left if left[name] == why)}"
 
 
-def show(net: SparseNet, cost: Cost, small: Cost | None, to: str, written: Written) -> None:
+def show(net: SparseNet, cost: Cost, small: Cost | None, unit: str, to: str, written: Written) -> None:
     console = Console()
     console.print(layer_table(cost))
-    console.print(cost_table(net, cost, small))
+    console.print(cost_table(net, cost, unit, small))
     console.print(size_table(to, written))
     kept = sum(int(mask.sum()) for mask in net.masks.values())
     total = sum(mask.numel() for mask in net.masks.values())

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "../engine.h"
+#include "../ops/conv.h"
 
 using namespace dcil;
 
@@ -168,10 +169,10 @@ bool check_dealt_quads(const KernelSet& kernels) {
     return y;
   };
   const auto want = result();
-  Step& first = program.steps[0];
-  first.choice.method = Method::Quads;
-  first.choice.split = Split::Channels;
-  first.packed = pack(*first.op, *program.values[first.in[0]].layout, first.choice, 2);
+  Conv& first = static_cast<Conv&>(*program.steps[0]);
+  first.chosen.method = Method::Quads;
+  first.chosen.split = Split::Channels;
+  first.packed = pack(*first.op, *program.values[first.in[0]].layout, first.chosen, 2);
   return close(want, result().data());
 }
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dcil_runtime.format import Network, Op, PlanError, read, write
+from dcil_runtime.format import Network, Op, PlanError, write
 from dcil_runtime.native import NativeMissing, instruction_set
-from dcil_runtime.plan import Plan, load
+from dcil_runtime.plan import Plan, load, read
 
 __version__ = "0.1.0"
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dcil_runtime.format import MAX_MEMORY, Network, PlanError, read
-from dcil_runtime.native import Graph, instruction_set, library, message, text_of
+from dcil_runtime.format import MAX_MEMORY, Network, PlanError, content, decode, encode
+from dcil_runtime.native import Handle, instruction_set, options
 
 #: Multiply-adds for one image: twice those of VGG-16 at 224 x 224, unpruned.
 MAX_WORK = 1 << 35
@@ -21,10 +20,10 @@ MAX_WORK = 1 << 35
 class Plan:
     """Run a network on this CPU. Calls from several threads run concurrently, each with its own buffers.
 
-    ``threads`` share a call's images, or at batch 1 the layers, where measuring says that this helps. The first call
-    of each batch size class (1, 2-3, 4-7, 8 and more) lays the network out in up to five ways and tunes every layer,
-    for about ``tune_seconds`` each; ``prepare`` does that beforehand. ``isa`` forces kernels: avx512, avx2, portable;
-    the environment's DCIL_ISA does the same.
+    ``network`` is a Network, or the bytes of a plan file. ``threads`` share a call's images, or at batch 1 the layers,
+    where measuring says that this helps. The first call of each batch size class (1, 2-3, 4-7, 8 and more) lays the
+    network out in up to five ways and tunes every layer, for about ``tune_seconds`` each; ``prepare`` does that
+    beforehand. ``isa`` forces kernels: avx512, avx2, portable; the environment's DCIL_ISA does the same.
 
     A plan that asks for more than ``max_memory`` bytes (weights, tables and the buffers of one call; concurrent calls
     have buffers of their own) or more than ``max_work`` multiply-adds for one image raises PlanError before anything of
@@ -35,7 +34,7 @@ class Plan:
 
     def __init__(
         self,
-        network: Network,
+        network: Network | bytes,
         threads: int = 1,
         isa: str = "",
         tune_seconds: float = 1.5,
@@ -49,23 +48,10 @@ class Plan:
         if threads < 1:
             raise ValueError(f"threads must be >= 1, got {threads}")
         self.isa, self.threads = found, threads
-        self._lib = library()
         self.max_memory = _limit("max_memory", max_memory)
-        graph = Graph(network, self.max_memory, _limit("max_work", max_work))
-        self.input_shape: tuple[int, ...] = network.input if network.input_rank == 4 else network.input[:1]
-        out = graph.shape(graph.output)
-        if network.output_rank == 2 and out[1:] != (1, 1):
-            raise PlanError("the output is not a vector")
-        self.output_shape: tuple[int, ...] = out if network.output_rank == 4 else out[:1]
-        self.notes = dict(network.notes)
-        error = message()
-        self._engine = self._lib.dcil_engine(graph.handle, isa.encode(), threads, tune_seconds, error)
-        if not self._engine:
-            raise PlanError(text_of(error))
-
-    def __del__(self) -> None:
-        if getattr(self, "_engine", None):
-            self._lib.dcil_engine_free(self._engine)
+        chosen = options(isa, threads, tune_seconds, self.max_memory, _limit("max_work", max_work))
+        self._native = Handle(encode(network) if isinstance(network, Network) else network, chosen)
+        (self.input_shape,), (self.output_shape,) = self._native.inputs(), self._native.outputs()
 
     def __call__(self, images: ArrayLike) -> NDArray[np.float32]:
         """Return the network's output for a batch of images, [n, c, h, w] (or [n, c] for a network of vectors)."""
@@ -80,31 +66,48 @@ class Plan:
             )
         y = np.empty((len(x), *self.output_shape), np.float32)
         if len(x):
-            self._call(self._lib.dcil_run, _address(x), len(x), _address(y))
+            self._native.run([_address(x)], len(x), [_address(y)])
         return y
 
     def prepare(self, batch: int) -> None:
         """Lay out and tune for this batch size now."""
         if batch < 1:
             raise ValueError(f"batch must be >= 1, got {batch}")
-        self._call(self._lib.dcil_prepare, batch)
+        self._native.prepare(batch)
+
+    def steps(self, batch: int = 1) -> list[dict[str, Any]]:
+        """Return the steps that a batch of this size takes: shapes, kernel, and the time for one group of images."""
+        found: list[dict[str, Any]] = self._native.describe(batch)["steps"]
+        return found
 
     def describe(self, batch: int = 1) -> str:
         """Return a line per step: its shapes, the kernel that tuning chose, and its time for one group of images."""
-        text, error = ctypes.create_string_buffer(1 << 20), message()
-        if self._lib.dcil_describe(self._engine, batch, text, len(text), error) < 0:
-            raise PlanError(text_of(error))
-        return text_of(text)
+        found = self._native.describe(batch)
+        shared = "share" if found["layers_shared"] else "do not share"
+        return "".join(f"{_line(step)}\n" for step in found["steps"]) + f"threads {shared} the layers of a group\n"
+
+    def info(self) -> dict[str, Any]:
+        """Return what is in the plan: version, bytes, inputs, outputs, notes, and the operators with their shapes."""
+        return self._native.info()
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """Return what the writer noted, such as the run."""
+        found: dict[str, str] = self.info()["notes"]
+        return found
 
     @property
     def memory(self) -> int:
         """Return the bytes held now: weights, tables and the buffers of all concurrent calls."""
-        return int(self._lib.dcil_memory(self._engine))
+        return self._native.memory()
 
-    def _call(self, function: Any, *arguments: Any) -> None:
-        error = message()
-        if function(self._engine, *arguments, error) != 0:
-            raise MemoryError(text_of(error)) if error.value == b"out of memory" else PlanError(text_of(error))
+
+def _line(step: dict[str, Any]) -> str:
+    shapes = (" x ".join(f"{n:3d}" for n in step[side]) for side in ("input", "output"))
+    tile, took = " x ".join(map(str, step["tile"])), step["nanoseconds"] / 1000
+    speed = 2 * step["macs"] / max(step["nanoseconds"], 1)
+    chosen = f"  {step['kernel']}  {speed:.1f} GFLOP/s" if step["kernel"] else ""
+    return f"{step['work']:8s} {' -> '.join(shapes)} ({tile})  {took:8.1f} us{chosen}"
 
 
 def _address(array: NDArray[np.float32]) -> int:
@@ -124,7 +127,7 @@ def _limit(name: str, value: float | None) -> float:
 
 
 def load(
-    file: str | Path,
+    file: str | os.PathLike[str],
     threads: int = 1,
     isa: str = "",
     tune_seconds: float = 1.5,
@@ -133,6 +136,18 @@ def load(
 ) -> Plan:
     """Load and check a plan file; raise PlanError if it is damaged or asks for more than the limits allow."""
     try:
-        return Plan(read(file, max_memory), threads, isa, tune_seconds, max_memory, max_work)
+        raw = content(file, _limit("max_memory", max_memory))
+        return Plan(raw, threads, isa, tune_seconds, max_memory, max_work)
     except PlanError as error:
-        raise PlanError(str(error) if str(file) in str(error) else f"{file} is not a usable plan: {error}") from None
+        raise PlanError(f"{file} is not a usable plan: {error}") from None
+
+
+def read(file: str | os.PathLike[str], max_memory: float | None = MAX_MEMORY) -> Network:
+    """Return the network in a plan file; raise PlanError if it is damaged or asks for more than ``max_memory``."""
+    limit = _limit("max_memory", max_memory)
+    try:
+        raw = content(file, limit)
+        Handle(raw, options(max_memory=limit))
+    except PlanError as error:
+        raise PlanError(f"{file} is not a usable plan: {error}") from None
+    return decode(raw)

@@ -1,0 +1,26 @@
+// Copies into another layout: other sub-tiles, a wider halo, or flat.
+#pragma once
+#include "../execute.h"
+
+namespace dcil {
+
+class Gather final : public Step {
+ public:
+  Gather(int from, int to) : Step("gather", nullptr, {from}, to) {}
+  void add_cost(const Program& p, Cost& cost) const override;
+  void build(const Program& p) override;
+  void run(const Member& m) const override;
+  long bytes() const override { return long(table_.size()) * 4; }
+
+ private:
+  std::vector<int32_t> table_;  // see gather_table
+};
+
+class Flatten final : public Step {
+ public:
+  Flatten(int from, int to) : Step("flatten", nullptr, {from}, to) {}
+  void add_cost(const Program& p, Cost& cost) const override;
+  void run(const Member& m) const override;
+};
+
+}  // namespace dcil

@@ -1,0 +1,151 @@
+#include "stored_op.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "operator.h"
+
+namespace dcil {
+
+namespace {
+
+constexpr int64_t kMaxTensor = 1 << 20, kMaxInputs = 10'000;
+const char* const kActNames[] = {"none", "clamp", "leaky", "silu", "hardswish"};
+const std::pair<const char*, std::vector<float> Op::*> kVectorNames[StoredOp::kVectors] = {
+    {"bias", &Op::bias},
+    {"scale", &Op::scale},
+    {"shift", &Op::shift},
+    {"twin_scale", &Op::twin_scale},
+    {"twin_shift", &Op::twin_shift}};
+
+Kind read_kind(Json& json) {
+  const std::string name = json.text();
+  int kind = 0;
+  while (kind < kKinds && name != operator_of(Kind(kind)).name) kind++;
+  require(kind < kKinds, "an unknown operator");
+  return Kind(kind);
+}
+
+Act read_act(Json& json) {
+  const auto found = std::find(std::begin(kActNames), std::end(kActNames), json.text());
+  require(found != std::end(kActNames), "an unknown activation");
+  return Act(found - std::begin(kActNames));
+}
+
+std::vector<int> read_inputs(Json& json) {
+  std::vector<int> in;
+  json.list([&] {
+    require(in.size() < size_t(kMaxInputs), "an operator's inputs");
+    in.push_back(int(json.integer(0, kMaxTensor)));
+  });
+  require(!in.empty(), "an operator's inputs");
+  return in;
+}
+
+/// [name, a, b]; null is infinity, below for a and above for b.
+Activation read_activation(Json& json) {
+  Activation act;
+  int place = 0;
+  const auto number = [&](double infinity) {
+    if (json.null()) return float(infinity);
+    const double value = json.real();
+    require(value > -1e30 && value < 1e30, "an activation's numbers");
+    return float(value);
+  };
+  json.list([&] {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    require(place < 3, "an unknown activation");
+    if (place == 0) act.kind = read_act(json);
+    if (place == 1) act.a = number(-infinity);
+    if (place == 2) act.b = number(infinity);
+    place++;
+  });
+  require(place == 3, "an unknown activation");
+  return act;
+}
+
+Window read_window(Json& json) {
+  int w[10];
+  read_numbers(json, 0, 4096, w);
+  return {w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9]};
+}
+
+Span read_span(Json& json, const Data& data) {
+  int64_t place[2];  // bytes, elements
+  read_numbers(json, 0, int64_t(1) << 40, place);
+  require(place[0] % 4 == 0 && uint64_t(place[0] + 4 * place[1]) <= data.size, "an array outside the file");
+  return {data.begin + place[0], place[1]};
+}
+
+}  // namespace
+
+const char* name_of(Act act) { return kActNames[int(act)]; }
+
+void StoredOp::read_arrays(Json& json, const Data& data) {
+  std::set<std::string> seen;
+  json.object([&](const std::string& name) {
+    require(seen.insert(name).second, "a field is there twice");
+    if (name == "index") return void(index = read_span(json, data));
+    if (name == "weight") return void(weight = read_span(json, data));
+    size_t i = 0;
+    while (i < size_t(kVectors) && name != kVectorNames[i].first) i++;
+    require(i < size_t(kVectors), "an unknown array");
+    vectors[i] = read_span(json, data);
+  });
+  require(!index.data || index.count == weight.count, "weights and their positions differ in number");
+  int64_t length = -1;
+  for (const Span& v : vectors)
+    if (v.data) require(length < 0 || v.count == length, "an operator's vectors differ in length"), length = v.count;
+}
+
+StoredOp::StoredOp(Json& json, const Data& data) {
+  Record record;
+  record.field("kind", [&] { op.kind = read_kind(json); });
+  record.field("inputs", [&] { op.in = read_inputs(json); });
+  record.field("window", [&] { op.window = read_window(json); });
+  record.field("groups", [&] { op.groups = int(json.integer(1, 1 << 24)); });
+  record.field("count_pad", [&] { op.count_pad = int(json.integer(0, 1)); });
+  record.field("residual", [&] { op.residual = int(json.integer(-1, kMaxTensor)); });
+  record.field("act", [&] { op.act = read_activation(json); });
+  record.field("twin", [&] { op.twin = json.integer(0, 1) ? 0 : -1; });
+  record.field("twin_act", [&] { op.twin_act = read_activation(json); });
+  record.field("arrays", [&] { read_arrays(json, data); });
+  record.read(json);
+}
+
+/// Kept weights with their positions, whether the file has those or all weights, zeros included.
+void StoredOp::copy_weights() {
+  if (index.data || !weight.data) {
+    op.index = index.copy<uint32_t>();
+    op.weight = weight.copy<float>();
+    return;
+  }
+  require(weight.count < INT32_MAX, "a layer has more than 2^29 weights");
+  const auto each = [&](auto&& use) {
+    for (int64_t i = 0; i < weight.count; i++) {
+      const float value = number_at<float>(weight.data + 4 * i);
+      if (value != 0) use(uint32_t(i), value);
+    }
+  };
+  size_t kept = 0;
+  each([&](uint32_t, float) { kept++; });
+  op.index.reserve(kept);
+  op.weight.reserve(kept);
+  each([&](uint32_t i, float value) { op.index.push_back(i), op.weight.push_back(value); });
+}
+
+Op StoredOp::unpacked() && {
+  copy_weights();
+  for (int i = 0; i < kVectors; i++) op.*kVectorNames[i].second = vectors[i].copy<float>();
+  return std::move(op);
+}
+
+double StoredOp::bytes() const {
+  double total = 0, longest = 0;
+  for (const Span& v : vectors) total += double(v.count), longest = std::max(longest, double(v.count));
+  return 500 + 8.0 * double(weight.count) + 4 * total + 8 * (longest + 1) + 4.0 * double(op.in.size());
+}
+
+}  // namespace dcil
