@@ -10,7 +10,7 @@ from torch import nn
 
 import dcil
 from dcil import DCIL, GMP, SparseNet, UserError
-from dcil.engine.executor import EagerExecutor, one_at_a_time
+from dcil.engine.executor import EagerExecutor, Inputs, one_at_a_time
 
 KINDS = ["tensor", "tuple", "list", "dict", "in place", "counter"]
 
@@ -71,7 +71,7 @@ def test_what_is_done_once_is_not_done_for_each_path(low_memory):
     net = SparseNet(Prepared(), method())
     x, y = torch.randn(5, 6), torch.randint(3, (5,))
     if low_memory:
-        one_at_a_time(EagerExecutor(net), net.method.paths, net.loss, x, y)
+        one_at_a_time(EagerExecutor(net), net.method.paths, net.loss, Inputs((x,)), y)
     else:
         net.loss(net(x), y).backward()
     assert len(net.model.inner._forward_hooks) == 1
@@ -227,7 +227,7 @@ def test_one_path_at_a_time_goes_on_from_the_same(kind):
             x, y = torch.randn(5, 6), torch.randint(0, 3, (5,))
             opt.zero_grad()
             if low_memory:
-                one_at_a_time(EagerExecutor(net), net.method.paths, net.loss, x, y)
+                one_at_a_time(EagerExecutor(net), net.method.paths, net.loss, Inputs((x,)), y)
             else:
                 net.loss(net(x), y).backward()
             opt.step()

@@ -83,7 +83,7 @@ def test_the_start_page_runs(tmp_path, monkeypatch):
     assert type(scope["sparse"]) is torch.nn.Sequential and (tmp_path / "sparse.pt").exists()
 
 
-@pytest.mark.parametrize("guide", ["loop", "finetune", "cpu", "small", "filters", "nm"])
+@pytest.mark.parametrize("guide", ["loop", "finetune", "cpu", "small", "filters", "nm", "transformers"])
 def test_guides_run(guide, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_blocks(f"docs/guides/{guide}.md", reader_scope())

@@ -26,7 +26,7 @@ def test_the_page_equals_the_library_step_by_step(monkeypatch):
     for name, value in {"STEPS": 80, "RAMP": 60, "WARMUP": 20}.items():  # every stage, in fewer steps
         monkeypatch.setattr(page, name, value)
     x, y, _, _ = page.digits()
-    model = page.network()
+    x, model = x.double(), page.network().double()  # in float32 roundings grow from step to step
     twin = copy.deepcopy(model)
     torch.manual_seed(5)
     batches = page.shuffled(x, y)
@@ -42,10 +42,10 @@ def test_the_page_equals_the_library_step_by_step(monkeypatch):
         ours.backward()
         opt.step()
         moved += net.step(opt) is not None
-        torch.testing.assert_close(ours.detach(), loss, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours.detach(), loss)
         for name, mask in masks.items():
             assert torch.equal(mask, net.masks[name])
         for (name, a), b in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-    assert moved == 5
+            torch.testing.assert_close(a, b, msg=lambda m, n=name: f"{n}: {m}")
+    assert moved == 4
     assert net.sparsity > 0.949

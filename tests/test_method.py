@@ -12,6 +12,7 @@ import dcil
 from dcil import DCIL, DPF, GMP, METHODS, AtSteps, Constant, Method, SparseNet
 from dcil.distillation import MutualDistillation
 from dcil.engine import EngineSettings, obstacle
+from dcil.identity import checksum
 
 PLAN = {"sparsity": 0.5, "steps": 100}
 
@@ -132,3 +133,30 @@ def test_the_old_name_of_the_step_context_still_works():
     with pytest.warns(DeprecationWarning, match="StepContext"):
         assert dcil.Moment is dcil.StepContext
     assert torch.is_tensor(small(DPF(**PLAN)).context(None).layers[0].mask)
+
+
+@pytest.mark.parametrize("kind", [DCIL, DPF])
+def test_the_target_step_has_an_update_of_its_own_only_if_no_regular_one_follows(kind):
+    """The paper's recipe: 225 of 300 epochs of 391 steps, masks every 16: 87,975 is no multiple, 87,984 is the next."""
+    method = kind(sparsity=0.9, steps=300 * 391, ramp=0.75, epoch_steps=391)
+    assert method.target_step % 16 == 7
+    assert [step for step in range(87_960, 88_000) if method.due(step)] == [87_968, 87_984]
+    assert method.sparsity_at(87_968) < 0.9 == method.sparsity_at(87_984)
+    late = kind(sparsity=0.9, steps=100, ramp=0.98)
+    assert [step for step in range(1, 101) if late.due(step)] == [16, 32, 48, 64, 80, 96, 98]
+    assert [step for step in range(1, 11) if kind(sparsity=0.9, steps=10).due(step)] == [8]  # every 16, target 8
+    assert [step for step in range(1, 11) if kind(sparsity=0.9, steps=10, ramp=1.0).due(step)] == [10]
+
+
+def test_masks_that_stay_from_the_target_on_are_updated_there():
+    for method in (DPF(sparsity=0.9, steps=100, freeze=True), METHODS["gmp"](sparsity=0.9, steps=100, every=16)):
+        assert [step for step in range(1, 101) if method.due(step)] == [16, 32, 48, 64, 75]
+
+
+def test_state_dicts_from_before_a_default_changed_are_recognised():
+    """The numbers are those that the version with these settings as defaults wrote."""
+    now = {"scope": dcil.Uniform(), "shortcuts": True}
+    assert checksum(dcil.SFP(sparsity=0.3, steps=10, **now)) == 2536583309 != checksum(dcil.SFP(sparsity=0.3, steps=10))
+    assert checksum(dcil.FPGM(sparsity=0.3, steps=10, gradual=True, **now)) == 3095339118
+    assert checksum(dcil.GMP(sparsity=0.9, steps=10)) == 3847084216
+    assert checksum(DCIL(sparsity=0.95, steps=100)) == 3873205558

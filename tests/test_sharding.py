@@ -239,8 +239,8 @@ def frees_views() -> None:
     net, opt = build("dcil", "before", 9)
     found, tensors = {}, net.tensors
 
-    def recorded(path, names=None):
-        seen = tensors(path, names)
+    def recorded(path, names=None, views=None):
+        seen = tensors(path, names, views)
         found.update({(path, name): tensor for name, tensor in seen.items() if name in net.masks})
         return seen
 

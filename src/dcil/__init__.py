@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import dcil.startup  # noqa: F401  # first: the imports below take seconds
 from dcil.criteria import OBD, OBS, Criterion, Gradient, Magnitude, Taylor
 from dcil.ema import EMA
 from dcil.errors import Diverged, UserError
 from dcil.granularity import NM, Filter, Granularity, Weight
-from dcil.method import Method, Phase, StepContext
+from dcil.method import Method, StepContext
 from dcil.methods import (
     DCIL,
     DNS,
@@ -30,9 +31,12 @@ from dcil.methods import (
     RigL,
 )
 from dcil.net import SparseNet
-from dcil.schedule import AtSteps, Constant, Cubic, Never, Schedule, Timeline
+from dcil.schedule import AtSteps, Constant, Cubic, Never, Phase, Schedule, Timeline
 from dcil.scope import ERK, Global, Scope, Uniform
 from dcil.update import MaskObserver, Update
+
+if TYPE_CHECKING:
+    from dcil.engine import make_step
 
 __version__ = "0.1.0"
 
@@ -83,10 +87,15 @@ __all__ = [
     "Update",
     "UserError",
     "Weight",
+    "make_step",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name == "make_step":  # the engine stands behind the kernel, and needs more than torch
+        from dcil.engine import make_step
+
+        return make_step
     if name == "Moment":  # renamed after 0.1; removed in 0.3 (docs/policy.md)
         warnings.warn("dcil.Moment is now dcil.StepContext", DeprecationWarning, stacklevel=2)
         return StepContext

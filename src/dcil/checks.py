@@ -159,7 +159,6 @@ class Checks:
         self.emptied, self.weights = EmptiedLayers(), Weights()
         self.copied, self.versions = False, [-1]
         self.announced: set[str] = set()
-        self.layers: list[tuple[nn.Module, list[str]]] = []
 
     def __getstate__(self) -> tuple[bool, list[str]]:
         return self.empty, list(self.attributes.values)  # a copy checks everything again
@@ -242,12 +241,10 @@ class Checks:
             self.versions = versions
 
     def same_layers(self, net: Any) -> None:
-        """Refuse layers exchanged since the last pass; their parameters are compared when there is another module."""
-        layers = [(module, [key for key, p in module._parameters.items() if p is not None])
-                  for module in net.model.modules()]  # fmt: skip
-        if not self.paths or layers != self.layers:
+        """Refuse layers exchanged since the last pass; where weights are sharded, since the training began."""
+        known = net._bindings
+        if not self.paths or not (net.is_sharded or (known is not None and known.current())):
             check_layers(net)
-            self.layers = layers
 
     def took_step(self, net: nn.Module, optimizer: Any) -> bool:
         """Whether the optimizer has stepped since this was asked last; the first time it is taken to have."""
@@ -258,7 +255,7 @@ class Checks:
             steps = weakref.ref(self.steps)  # the optimizer must not keep the net alive
 
             def note(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-                if (noted := steps()) is not None and not was_skipped(optimizer):
+                if (noted := steps()) is not None and not is_capturing() and not was_skipped(optimizer):
                     noted[optimizer] = True
 
             inner.register_step_post_hook(note)

@@ -7,8 +7,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from dcil.copies import copied
 from dcil.errors import UserError, described
-from dcil.fsdp import copied, is_block
+from dcil.fsdp import is_block
 from dcil.net import SparseNet
 
 
@@ -49,12 +50,20 @@ class EMA(nn.Module):
     updates: torch.Tensor
     source: SparseNet
 
-    @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the net's present values; called after every optimizer step."""
+        self.average(self.next_weight())
+        self.net.take_position(self.source)
+
+    def next_weight(self) -> float:
+        """Count an update; returns the weight of the present values in it."""
         self.updates += 1
-        done = int(self.updates) if self.warmup else 0
-        decay = min(self.decay, (1 + done) / (10 + done)) if self.warmup else self.decay
+        done = int(self.updates)
+        return 1 - (min(self.decay, (1 + done) / (10 + done)) if self.warmup else self.decay)
+
+    @torch.no_grad()
+    def average(self, weight: float | torch.Tensor) -> None:
+        """average <- average + weight * (value - average): work on the device and nothing else."""
         averaged, values = [], []
         # Not state_dict(): that has tied tensors twice, and leaves out buffers that are not saved.
         own = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
@@ -64,8 +73,12 @@ class EMA(nn.Module):
                 values.append(value.detach().to(own[name]))  # the average may be wider, or elsewhere
             else:
                 own[name].copy_(value)
-        torch._foreach_lerp_(averaged, values, 1 - decay)
-        self.net.take_position(self.source)
+        if isinstance(weight, torch.Tensor):
+            steps = torch._foreach_sub(values, averaged)
+            torch._foreach_mul_(steps, weight)
+            torch._foreach_add_(averaged, steps)
+        else:
+            torch._foreach_lerp_(averaged, values, weight)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The averaged pruned net's output."""

@@ -1,4 +1,4 @@
-"""FSDP2: a path through a network whose blocks are gathered and freed by ``fully_shard``, and copies of such a network.
+"""FSDP2: a path through a network whose blocks are gathered and freed by ``fully_shard``.
 
 ``fully_shard`` puts a block's gathered parameters in place when the block is called, over whatever stands there. So
 the tensors of a path are put in after that, and taken out before the block is freed again.
@@ -6,13 +6,13 @@ the tensors of a path are put in after that, and taken out before the block is f
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,12 @@ from torch.utils.hooks import RemovableHandle
 
 from dcil.errors import UserError
 from dcil.method import Method
-from dcil.sharding import is_distributed, is_sharded, like, whole
+from dcil.naming import put
+from dcil.sharding import is_distributed, is_sharded, like, must_follow
 from dcil.wiring import tensors_in
 
 #: In the names of the attributes by which fully_shard knows its modules.
 COMPOSABLE = "__composable_api"
-Copied = TypeVar("Copied", nn.Module, dict[str, nn.Module])
 #: (module, key, names): a parameter's place, and the names that the model has for it, several if it is tied.
 Place = tuple[nn.Module, str, list[str]]
 
@@ -39,7 +39,7 @@ def is_block(module: nn.Module) -> bool:
 def find_blocks(net: nn.Module) -> dict[nn.Module, list[Place]]:
     """The modules of ``net.model``, itself included, that ``fully_shard`` was called on, with their parameters."""
     model = net.get_submodule("model")
-    if "torch.distributed.fsdp" not in sys.modules or not any(map(is_block, model.modules())):
+    if not is_distributed() or not any(map(is_block, model.modules())):
         return {}
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -134,6 +134,32 @@ def substituted(
         yield
 
 
+def tensors(net: Any, path: str, names: Container[str] | None) -> dict[str, Tensor]:
+    """``net.tensors`` where weights are sharded, or gathered just now: looked up as they are at this moment."""
+
+    def wants(name: str) -> bool:
+        return names is None or name in names
+
+    wanted = map(net.layer, filter(wants, net.masks))
+    layers = [replace(layer, mask=like(layer.mask, layer.weight)) for layer in wanted]
+    if path == "pruned" and not net.training:  # whatever the method trains with
+        seen = {layer.name: net.method.product(layer, net.state) for layer in layers}
+    else:
+        seen = {layer.name: net.method.view(path, layer, net.state) for layer in layers}
+    if path != "pruned":
+        first, private = net._first_names, net.get_submodule(path)
+        seen |= {name: net.model.get_parameter(name).detach() for name in net._shared if wants(name)}
+        seen |= {name: net.model.get_buffer(name).clone() for name in net._shared_buffers if wants(name)}
+        for name, tensor in private.named_parameters():  # what is frozen in the model is frozen on every path
+            if wants(first.get(name, name)):
+                parameter = net.model.get_parameter(name)
+                own = in_place_of(name, parameter, tensor)
+                seen[first.get(name, name)] = own if parameter.requires_grad else own.detach()
+        owned = {first.get(name, name): buffer for name, buffer in private.named_buffers()}
+        seen |= {name: buffer for name, buffer in owned.items() if wants(name)}
+    return seen
+
+
 def in_place_of(name: str, parameter: Tensor, tensor: Tensor) -> Tensor:
     """A path's own ``tensor`` as the layer expects it: gathered where the parameter is, in its dtype."""
     if is_sharded(tensor) and not is_sharded(parameter):
@@ -205,65 +231,28 @@ def check_method(method: Method) -> None:
         )
 
 
-# -- state dicts and copies ------------------------------------------------------------------------------------------
+# -- masks ---------------------------------------------------------------------------------------------------------
 
 
-def placed(state_dict: Mapping[str, Any], model: nn.Module) -> Mapping[str, Any]:
-    """A state dict of whole tensors as ``model`` can load it: each process's parts where it is sharded."""
-    own = model.state_dict()
-    if not any(map(is_sharded, own.values())):
-        return state_dict
-    return {name: like(value, own[name]) if is_sharded(own.get(name)) else value for name, value in state_dict.items()}
+def follow_shards(net: Any) -> None:
+    """Shard the masks and the method's tensors as the weights are, which may have been sharded after wrapping."""
+    for layer in net.layers if is_distributed() else ():
+        if is_sharded(layer.weight):
+            check_method(net.method)
+        if must_follow(layer.mask, layer.weight):
+            put(net._masks, layer.name, like(layer.mask, layer.weight))
+            for name, tensor in net.state.items():
+                if name.endswith(f".{layer.name}") and tensor.shape == layer.weight.shape:
+                    put(net._state, name, like(tensor, layer.weight))
 
 
-def copied(modules: Copied, memo: dict[int, Any] | None = None, gather: bool = False) -> Copied:
-    """A deep copy of a module, or of a dict of them, without what torch.distributed attached to it.
-
-    A sharded parameter stays so, or with ``gather`` becomes a plain one (every process must call it).
-    """
-    found = list(modules.values()) if isinstance(modules, dict) else [modules]
-    inner = [module for outer in found for module in outer.modules()]
-    memo = {} if memo is None else memo
-    kinds = {module: type(module) for module in inner if is_block(module)}
-    for module in inner:
-        tensors = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
-        memo.update({id(tensor): own_copy(tensor, gather) for tensor in tensors if is_sharded(tensor)})
-        for key, value in vars(module).items():
-            memo.update({id(t): t.detach().clone() for t in computed_in(value) if id(t) not in memo})
-            if isinstance(value, dict) and ("hooks" in key or COMPOSABLE in key):
-                kept = {k: hook for k, hook in value.items() if not of_torch_distributed(hook)}
-                if len(kept) < len(value):
-                    memo[id(value)] = type(value)(kept)
-    try:
-        for module, kind in kinds.items():
-            module.__class__ = kind.__mro__[2]  # the class that fully_shard derived its own from
-        result = copy.deepcopy(modules, memo)
-    finally:
-        for module, kind in kinds.items():
-            module.__class__ = kind
-    for module in inner:
-        for key in [key for key in vars(memo[id(module)]) if COMPOSABLE in key]:
-            delattr(memo[id(module)], key)
-    return result
+def at_rest(net: Any, *_: Any) -> None:
+    """Called before a state dict is read or written, and by what works on the weights outside of a forward pass."""
+    reshard(net)
+    follow_shards(net)
 
 
-def computed_in(value: object) -> Iterator[Tensor]:
-    """Yield the tensors that a forward pass left in an attribute, which torch does not copy with their history."""
-    if isinstance(value, Tensor):
-        yield from () if value.is_leaf else (value,)
-    elif type(value) in (list, tuple, dict):
-        for item in value.values() if isinstance(value, dict) else value:  # type: ignore[attr-defined]
-            yield from computed_in(item)
-
-
-def own_copy(tensor: Tensor, gather: bool) -> Tensor:
-    found = whole(tensor) if gather else tensor.detach().clone()
-    return nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
-
-
-def of_torch_distributed(hook: object) -> bool:
-    """Whether a hook, or an entry of a module's state, was put there by ``fully_shard`` or ``parallelize_module``."""
-    hook = getattr(hook, "hook", hook)  # as state dicts wrap theirs
-    hook = getattr(hook, "func", hook)
-    where = getattr(hook, "__module__", None) or type(hook).__module__
-    return str(where).startswith("torch.distributed")
+def remember_counts(net: Any) -> None:
+    """Called where every process comes by, so that one of them may log ``sparsity`` or ``metrics()`` alone."""
+    if net.is_sharded:
+        net._counts.of(list(net.masks.values()))

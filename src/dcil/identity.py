@@ -61,7 +61,7 @@ def check(state_dict: Mapping[str, Any], prefix: str, method: Method) -> None:
 
 
 def checksum(method: Method) -> int:
-    """Of the settings that differ from their defaults: a later version may add settings.
+    """Of the settings that differ from their (first) defaults: a later version may add settings, or change defaults.
 
     Without the initial sparsity, which masks given to SparseNet may raise.
     """
@@ -74,7 +74,7 @@ def checksum(method: Method) -> int:
 
 
 def _default(field: Field[Any]) -> Any:
-    return field.default if field.default is not MISSING else None
+    return field.metadata.get("before", field.default if field.default is not MISSING else None)
 
 
 def _written(value: Any) -> str:

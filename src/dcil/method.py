@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from dcil import views
 from dcil.criteria import Criterion, Magnitude, State
 from dcil.granularity import Filter, Granularity, Weight
-from dcil.schedule import Cubic, Schedule, Timeline, checked_step
+from dcil.schedule import Cubic, Phase, Schedule, Timeline, checked_step
 from dcil.scope import Global, Scope
 from dcil.selection import count_changes, select
 from dcil.sharding import like
@@ -41,15 +41,6 @@ class StepContext:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A stretch of training. ``start`` is where in the learning-rate schedule it begins, None a constant rate."""
-
-    name: str
-    steps: int
-    start: int | None = 0
-
-
-@dataclass(frozen=True)
 class Selection:
     """The key of the base class's mask update: everything that its result depends on besides tensors."""
 
@@ -60,12 +51,13 @@ class Selection:
     min_kept: int
 
 
+FORWARD, UPDATE = ("prepare", "view", "product", "added_gradient", "after_step"), ("update", "group_scores")
 #: Key -> the hooks whose computation it declares. A subclass that overrides one of them must declare the key anew.
 DECLARES = {
-    "loss_key": ("prepare", "view", "loss", "after_step"),
+    "loss_key": (*FORWARD, "loss"),
     "view_key": ("view",),
-    "update_key": ("update", "group_scores"),
-    "shards": ("prepare", "view", "init_state", "start", "after_step", "update", "group_scores"),
+    "update_key": UPDATE,
+    "shards": (*FORWARD, *UPDATE, "init_state", "start"),
 }
 
 
@@ -116,6 +108,8 @@ class Method(Validated):
     prunes: ClassVar[bool] = True
     #: True for a method that begins with masks of its own, so that none can be given to it.
     draws_masks: ClassVar[bool] = False
+    #: True for a method with an ``added_gradient``.
+    adds_gradient: ClassVar[bool] = False
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, Filter)
 
     def __init_subclass__(cls) -> None:
@@ -167,17 +161,22 @@ class Method(Validated):
 
     @property
     def timeline(self) -> Timeline:
-        """The method's times in steps. No update after the last one: the network would have no step to adapt."""
+        """The method's times in steps. No update after the last one: the network would have no step to adapt.
+
+        The target step has an update of its own only where no regular one follows: else that one reaches the target.
+        """
+        target, last = self.target_step, self.steps - 1
+        next_regular = -(-target // self.period) * self.period
         return Timeline(
             sparsity=self.sparsity,
-            target=self.target_step,
+            target=target,
             hold=1 if self.smooth else self.epoch_steps,
             every=self.period,
             begin=self.begin_step,
             initial=self.initial_sparsity,
             first=self.begin_step,
-            last=self.steps - 1,
-            extra=(self.target_step,),
+            last=last,
+            extra=() if next_regular <= last else (target,),
             steps=self.steps,
             seed=self.seed,
         )
@@ -246,12 +245,20 @@ class Method(Validated):
         """The tensor that a layer computes with on ``path``, in training."""
         return self.paths[path](layer.weight, layer.mask)
 
+    def product(self, layer: PrunableWeight, state: State) -> Tensor:
+        """The weight of the pruned net, zero where pruned: evaluation computes with it, ``finalize`` writes it."""
+        return views.kept(layer.weight, layer.mask)
+
     def loss(self, outputs: Mapping[str, Any], target: Any, task: Task, step: int) -> Tensor:
         """Sum the task's loss over the paths; ``step`` counts the steps already taken."""
         task = Objective.of(task)
         losses = {path: task(output, target) for path, output in outputs.items()}
         task.parts.update({f"loss/{path}": loss.detach() for path, loss in losses.items()})
         return torch.stack(list(losses.values())).sum()
+
+    def added_gradient(self, layer: PrunableWeight, state: State) -> Tensor:
+        """What is added to the weight's gradient beside the loss's: a decay of its own, where ``adds_gradient``."""
+        raise NotImplementedError("abstract: a method with adds_gradient defines added_gradient")
 
     def after_step(self, context: StepContext) -> None:
         """Called after every optimizer step, before a mask update: tensor operations in place and nothing else."""

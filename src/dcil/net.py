@@ -14,8 +14,11 @@ from torch.optim import Optimizer
 from dcil import fsdp, identity, inspection, wiring
 from dcil.attachment import Attachment
 from dcil.choice import Choice
+from dcil.copies import copied, placed
+from dcil.counted import Counted
 from dcil.errors import UserError
 from dcil.finite import FiniteCheck
+from dcil.gradient_rules import add_gradient
 from dcil.loading import fitting
 from dcil.masks import take_masks
 from dcil.method import Method, StepContext
@@ -26,7 +29,7 @@ from dcil.task import Objective, Task, find_logits
 from dcil.update import MaskObserver, StepHooks, Update
 
 
-class SparseNet(Paths):
+class SparseNet(Counted, Paths):
     """Trains ``model`` with ``method``; the model is used as it is and never modified.
 
         net = SparseNet(model, DCIL(sparsity=0.95, steps=60_000))
@@ -69,8 +72,8 @@ class SparseNet(Paths):
         self._last_update: Update | None = None
         self._finite = FiniteCheck()
         wiring.CopyOnLoad(self).register()
-        self.register_state_dict_pre_hook(follow_shards)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(follow_shards)  # type: ignore[no-untyped-call]
+        self.register_state_dict_pre_hook(fsdp.at_rest)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(fsdp.at_rest)  # type: ignore[no-untyped-call]
         self.reset(masks)
         self.train()
         for doubt in self.summary().doubts:
@@ -120,8 +123,10 @@ class SparseNet(Paths):
                 f"{type(outputs).__name__}: call net.train() first, or use your task's loss in evaluation"
             )
         objective = Objective(task, find_logits if logits is None else logits, valid, self._partition.classes)
-        loss = self.method.loss(outputs, target, objective, self._steps_done)
+        loss = self.method.loss(outputs, target, objective, self._loss_step)
         self._parts = objective.parts
+        for layer in self.layers if self.method.adds_gradient else ():
+            loss = add_gradient(loss, layer.weight, self.method.added_gradient(layer, self.state))
         return loss
 
     def attach(self, *optimizers: Any) -> Attachment:
@@ -178,8 +183,8 @@ class SparseNet(Paths):
 
     def context(self, optimizer: Optimizer | None) -> StepContext:
         """What the method's hooks work on, now: a layer that was frozen after wrapping keeps its mask."""
-        follow_shards(self)
-        self.remember_counts()
+        fsdp.at_rest(self)
+        fsdp.remember_counts(self)
         always = self._partition.frozen
         layers = [layer for layer in self.layers if layer.weight.requires_grad or layer.name in always]
         if self.method.draws_masks and len(layers) < len(self._partition.prunable):
@@ -230,17 +235,16 @@ class SparseNet(Paths):
 
         Of a sharded net every process gets all of it, in plain tensors; all of them must call this.
         """
-        follow_shards(self)
+        fsdp.at_rest(self)
         self._checks.masks(self)
         self._finite.weights(self.layers, self._steps_done)
         for note in self.notes():
             warnings.warn(note, stacklevel=3)  # past no_grad
-        # Tensors that a forward pass left on a module cannot be copied with their history.
-        stray = [v for m in self.model.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf]
-        model = fsdp.copied(self.model, {id(v): v.detach().clone() for v in stray}, gather=True).eval()
+        model = copied(self.model, gather=True).eval()
         wiring.CopyOnLoad.remove(model)
-        for name, mask in self.masks.items():
-            model.get_parameter(name).masked_fill_(~whole(mask), 0)
+        for layer in self.layers:
+            seen = whole(self.method.product(layer, self.state))
+            model.get_parameter(layer.name).copy_(seen.masked_fill(~whole(layer.mask), 0))  # 0, not -0.0
         return model
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -249,7 +253,7 @@ class SparseNet(Paths):
     def load_model(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load the plain model's weights into every path; masks and method start from them, if there was no step."""
         with fitting(self, self.model, state_dict, "the model (load_state_dict takes one of the net)"):
-            found = self.model.load_state_dict(fsdp.placed(state_dict, self.model), strict=strict)
+            found = self.model.load_state_dict(placed(state_dict, self.model), strict=strict)
         if self._steps_done == 0:
             self._start(self._given_masks)
         return found
@@ -289,12 +293,7 @@ class SparseNet(Paths):
         if self.hooks is self.method:
             self.hooks = method
         self.method = method
+        self._steps_done = self._steps_done  # its losses may begin at other steps
 
     def extra_repr(self) -> str:
         return f"method={self.method}, prunable={list(self._partition.prunable)}, steps_done={self._steps_done}"
-
-
-def follow_shards(net: SparseNet, *_: Any) -> None:
-    """Called before a state dict is read or written, and by what works on the weights outside of a forward pass."""
-    fsdp.reshard(net)
-    net.follow_shards()

@@ -6,24 +6,27 @@ Pruned weights and masks are shared by the paths; each further path has norm lay
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dcil import fsdp, views, wiring
+from dcil import fsdp, wiring
+from dcil.batched_views import batched
+from dcil.bindings import Bindings
 from dcil.checks import Checks
 from dcil.choice import Choice
+from dcil.copies import copied
 from dcil.errors import unknown
 from dcil.method import Method
 from dcil.naming import ASKED, Nested, answer, first_names, put, tied_names
 from dcil.partition import divide
-from dcil.sharding import Counts, is_distributed, is_sharded, like, must_follow
+from dcil.sharding import Counts, is_distributed, is_sharded
 from dcil.weight import PrunableWeight
 
 Self = TypeVar("Self", bound="Paths")
+Views = dict[str, Tensor]
 
 
 class Paths(nn.Module):
@@ -60,7 +63,7 @@ class Paths(nn.Module):
         owned = self.private_modules()
         for path in list(method.paths)[1:]:
             self.add_module(path, Nested())
-            for name, module in fsdp.copied(owned).items():  # all at once, so that what is tied stays tied
+            for name, module in copied(owned).items():  # all at once, so that what is tied stays tied
                 put(self._private(path), name, module)
         own = {id(t) for module in owned.values() for t in (*module.parameters(), *module.buffers())}
         parameters, buffers = self.model.named_parameters(), self.model.named_buffers()
@@ -68,6 +71,7 @@ class Paths(nn.Module):
         self._shared_buffers = [n for n, b in buffers if id(b) not in own]
         self._first_names, self._tied_names = first_names(self.model), tied_names(self.model)
         self._checks, self._counts = Checks(list(method.paths)), Counts()
+        self._bindings: Bindings | None = None
         self.register_buffer("_kept", torch.zeros((), dtype=torch.long, device=self.first_mask.device))
 
     def train(self: Self, mode: bool = True) -> Self:
@@ -81,59 +85,58 @@ class Paths(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """In training: {path name: its output}. In evaluation: the pruned path's plain output."""
-        if not self.training:
-            return self.path("pruned", *args, **kwargs)
-        return {name: self.path(name, *args, **kwargs) for name in self.method.paths}
+        paths = list(self.method.paths) if self.training else ["pruned"]
+        views = self.views(paths)
+        outputs = {path: self._output(path, views.get(path), args, kwargs) for path in paths}
+        return outputs if self.training else outputs["pruned"]
 
     def path(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """The output of one path."""
         if name not in list(self.method.paths):
             raise unknown("path", str(name), self.method.paths)
+        return self._output(name, self.views([name]).get(name), args, kwargs)
+
+    def _output(self, path: str, views: Views | None, args: Any, kwargs: Any) -> Any:
         blocks = fsdp.find_blocks(self)
-        if blocks:
-            self.follow_shards()
-            self.remember_counts()
-        self._checks.masks(self)
-        seen = self.tensors(name, fsdp.names_outside(self.model, blocks))
-        with self._checks.watched(self, name, seen), fsdp.substituted(blocks, lambda names: self.tensors(name, names)):
+        seen = self.tensors(path, fsdp.names_outside(self.model, blocks), views)
+        with self._checks.watched(self, path, seen), fsdp.substituted(blocks, lambda names: self.tensors(path, names)):
             output = self.call(seen, *args, **kwargs)
-        self._checks.output(name, output)
-        if name != "pruned":  # a module that assigned its buffer anew left the new one in ``seen``
-            for key, buffer in self._private(name).named_buffers():
+        self._checks.output(path, output)
+        if path != "pruned":  # a module that assigned its buffer anew left the new one in ``seen``
+            for key, buffer in self._private(path).named_buffers():
                 if (new := seen[self._first_names.get(key, key)]) is not buffer:
                     buffer.copy_(new.detach())
         return output
 
     def call(self, tensors: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """The model's output with ``tensors`` in place of its own; a tensor that the model replaced is left there."""
-        tensors.update({name: tensors[first] for name, first in self._tied_names.items() if first in tensors})
-        # Torch's own tying puts the wrong tensor back into a module that has two names.
-        return functional_call(self.model, tensors, args, kwargs, tie_weights=False)
+        if torch.compiler.is_compiling():  # as compilers know it
+            tensors.update({name: tensors[first] for name, first in self._tied_names.items() if first in tensors})
+            # Torch's own tying puts the wrong tensor back into a module that has two names.
+            return functional_call(self.model, tensors, args, kwargs, tie_weights=False)
+        return self.bindings.call(self.model, tensors, args, kwargs)
 
-    def tensors(self, path: str, names: Container[str] | None = None) -> dict[str, Tensor]:
+    def tensors(self, path: str, names: Container[str] | None = None, views: Views | None = None) -> Views:
         """What the model's layers compute with on ``path`` instead of their own tensors; all of it, or ``names``."""
+        views = self.views([path]).get(path) if names is views is None else views
+        return fsdp.tensors(self, path, names) if views is None else views | self.bindings.besides_views(path)
 
-        def wants(name: str) -> bool:
-            return names is None or name in names
-
-        wanted = map(self.layer, filter(wants, self._partition.prunable))
-        layers = [replace(layer, mask=like(layer.mask, layer.weight)) for layer in wanted]
-        if path == "pruned" and not self.training:  # the product is M * W, whatever the method trains with
-            seen = {layer.name: views.kept(layer.weight, layer.mask) for layer in layers}
-        else:
-            seen = {layer.name: self.method.view(path, layer, self.state) for layer in layers}
-        if path != "pruned":
-            private = self._private(path)
-            seen |= {name: self.model.get_parameter(name).detach() for name in self._shared if wants(name)}
-            seen |= {name: self.model.get_buffer(name).clone() for name in self._shared_buffers if wants(name)}
-            for name, tensor in private.named_parameters():  # what is frozen in the model is frozen on every path
-                if wants(first := self._first_names.get(name, name)):
-                    parameter = self.model.get_parameter(name)
-                    own = fsdp.in_place_of(name, parameter, tensor)
-                    seen[first] = own if parameter.requires_grad else own.detach()
-            owned = {self._first_names.get(name, name): buffer for name, buffer in private.named_buffers()}
-            seen |= {name: buffer for name, buffer in owned.items() if wants(name)}
-        return seen
+    def views(self, paths: Sequence[str]) -> dict[str, Views]:
+        """What the layers of each path see in place of the prunable weights; nothing if these are sharded."""
+        if fsdp.find_blocks(self):
+            fsdp.follow_shards(self)
+            fsdp.remember_counts(self)
+        self._checks.masks(self)
+        if self.is_sharded:
+            return {}
+        method, layers, state = self.method, self.layers, self.state
+        if not self.training and "pruned" in paths:  # whatever the method trains with
+            return {"pruned": {layer.name: method.product(layer, state) for layer in layers}}
+        keys = {path: method.view_key(path) for path in paths}
+        found = batched({path: key for path, key in keys.items() if key is not None}, layers)
+        for path in keys.keys() - found.keys():
+            found[path] = {layer.name: method.view(path, layer, state) for layer in layers}
+        return found
 
     def _private(self, path: str) -> Nested:
         return cast(Nested, self.get_submodule(path))
@@ -151,14 +154,26 @@ class Paths(nn.Module):
                     self._private(path).get_submodule(name).load_state_dict(module.state_dict())
 
     @property
+    def bindings(self) -> Bindings:
+        """The places of the tensors, as the modules are now."""
+        if self._bindings is None or not self._bindings.current():
+            self._bindings = Bindings(self)
+        return self._bindings
+
+    @property
     def layers(self) -> list[PrunableWeight]:
         """The prunable weights with their masks: live tensors."""
-        return [self.layer(name) for name in self._partition.prunable]
+        return list(map(self.layer, self._partition.prunable)) if self.is_sharded else self.bindings.layers(self.layer)
 
     def layer(self, name: str) -> PrunableWeight:
         """The prunable weight of that name with its mask: live tensors."""
         layout, mask = self._partition.prunable[name], self._masks.get_buffer(name)
         return PrunableWeight(name, fsdp.weight_of(self.model, name, mask), mask, **vars(layout))
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process holds a part of the weights, which may be gathered just now."""
+        return is_distributed() and any(map(is_sharded, (*self.masks.values(), *self.model.parameters())))
 
     @property
     def masks(self) -> dict[str, Tensor]:
@@ -179,19 +194,3 @@ class Paths(nn.Module):
     def kept(self) -> Tensor:
         """How many weights each mask keeps."""
         return self._counts.of(list(self.masks.values()))
-
-    def remember_counts(self) -> None:
-        """Called where every process comes by, so that one of them may log ``sparsity`` or ``metrics()`` alone."""
-        if is_distributed() and any(map(is_sharded, self.masks.values())):
-            self._counts.of(list(self.masks.values()))
-
-    def follow_shards(self) -> None:
-        """Shard the masks and the method's tensors as the weights are, which may have been sharded after wrapping."""
-        for layer in self.layers if is_distributed() else ():
-            if is_sharded(layer.weight):
-                fsdp.check_method(self.method)
-            if must_follow(layer.mask, layer.weight):
-                put(self._masks, layer.name, like(layer.mask, layer.weight))
-                for name, tensor in self.state.items():
-                    if name.endswith(f".{layer.name}") and tensor.shape == layer.weight.shape:
-                        put(self._state, name, like(tensor, layer.weight))

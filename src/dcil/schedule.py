@@ -38,6 +38,15 @@ class Timeline:
     seed: int
 
 
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training. ``start`` is where in the learning-rate schedule it begins, None a constant rate."""
+
+    name: str
+    steps: int
+    start: int | None = 0
+
+
 def checked_step(step: int) -> int:
     """Return the step; refuse what is no number."""
     if not is_a("float", found := plain(step)):

@@ -18,6 +18,10 @@ class Scope(Validated):
         """The sparsity of each layer; None leaves it to one ranking across all layers."""
         raise NotImplementedError("abstract: a scope defines sparsities")
 
+    def counts(self, shares: Sequence[float], sizes: Sequence[int], total: int, limits: Sequence[int]) -> list[int]:
+        """The groups to prune of each layer, given its sparsity; ``total`` in all, none above its limit."""
+        return apportion(shares, sizes, total, limits)
+
 
 @dataclass(frozen=True)
 class Global(Scope):
@@ -33,6 +37,14 @@ class Uniform(Scope):
 
     def sparsities(self, layers: Sequence[PrunableWeight], sparsity: float) -> list[float] | None:
         return [sparsity] * len(layers)
+
+
+@dataclass(frozen=True)
+class UniformFloor(Uniform):
+    """Give every layer the same sparsity, rounded down in each: in all, fewer groups may go than were asked for."""
+
+    def counts(self, shares: Sequence[float], sizes: Sequence[int], total: int, limits: Sequence[int]) -> list[int]:
+        return [min(int(share * size), limit) for share, size, limit in zip(shares, sizes, limits, strict=True)]
 
 
 @dataclass(frozen=True)

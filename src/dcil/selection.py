@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dcil import sharding
-from dcil.scope import Scope, apportion
+from dcil.scope import Scope
 from dcil.weight import PrunableWeight, wide
 
 
@@ -45,7 +45,8 @@ def select(
     min_kept: int = 0,
     most_pruned: Callable[[int], int] = lambda groups: groups,
 ) -> list[Tensor]:
-    """The groups to keep, given each layer's group scores: floor(sparsity * n) of all n groups are pruned.
+    """The groups to keep, given each layer's group scores: floor(sparsity * n) of all n groups are pruned, or what the
+    scope makes of it.
 
     Every layer keeps its ``min_kept`` best groups, whatever the others are worth, and loses no more than
     ``most_pruned`` of its number of groups.
@@ -62,7 +63,7 @@ def select(
         if any(map(sharding.is_sharded, scores)):
             return keep_largest_of_all(scores, pruned)
         return list(torch.split(keep_largest(torch.cat(list(scores)), pruned), sizes))
-    counts = apportion(shares, sizes, pruned, limits)
+    counts = scope.counts(shares, sizes, pruned, limits)
     return [keep_largest(score, n) for score, n in zip(scores, counts, strict=True)]
 
 

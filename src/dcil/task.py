@@ -67,8 +67,9 @@ class Objective:
         if self.function is not None:
             output = self.logits(output)
             if self.is_cross_entropy and isinstance(target, Tensor) and self.classes_last(output, target):
-                output = output.movedim(-1, 1)
-                target = target.movedim(-1, 1) if target.dim() == output.dim() else target
+                soft = target.dim() == output.dim()
+                output = output.flatten(0, -2)  # a view: classes in the second dimension would be a copy
+                target = target.flatten(0, -2) if soft else target.flatten()
         loss = self.call(output, target)
         if not isinstance(loss, Tensor) or loss.dim():
             got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import fields
 from typing import Any
 
 from dcil.errors import UserError, shown
@@ -17,7 +17,7 @@ class Validated:
     """Base of frozen dataclasses: ``__post_init__`` checks types by annotation, subclasses ``require`` ranges."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = plain(getattr(self, field.name))
             object.__setattr__(self, field.name, value)
             kinds = str(getattr(field.type, "__name__", field.type)).split(" | ")
@@ -33,6 +33,11 @@ class Validated:
 
     def _called(self, field: str) -> str:
         return f"{type(self).__name__}: {field}"
+
+
+def new_default(value: Any, *, before: Any) -> Any:
+    """A setting whose default was another one ``before``: what was saved then without naming it goes on with that."""
+    return dataclasses.field(default=value, metadata={"before": before})
 
 
 def plain(value: Any) -> Any:

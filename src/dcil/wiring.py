@@ -207,7 +207,8 @@ def creates_state() -> bool:
 
 def check_layers(net: Any) -> None:
     """Refuse layers that were added, exchanged or taken away since the model was wrapped: paths would not know them."""
-    _ = net.layers  # refuses weights that are not there
+    for name in net.masks:
+        net.layer(name)  # refuses weights that are not there
     here, modules = dict(net.model.named_parameters(remove_duplicate=False)), dict(net.model.named_modules())
     copies = {name: net.get_submodule(path) for path in list(net.method.paths)[1:] for name in net._partition.private}
     changed = [name for name in net._shared if name not in here]

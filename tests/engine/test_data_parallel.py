@@ -69,18 +69,21 @@ def go(group: ProcessGroup, name: str, network: str, sizes, low_memory: bool):
 
 
 def go_and_save(group: ProcessGroup, folder: Path, *args) -> None:
-    net, totals, accuracy = go(group, *args)
-    torch.save((net.state_dict(), totals, accuracy), folder / f"{group.rank}.pt")
+    net, totals, scores = go(group, *args)
+    torch.save(
+        (net.state_dict(), totals, {path: tuple(found) for path, found in scores.items()}), folder / f"{group.rank}.pt"
+    )
 
 
 def same_as_alone(folder: Path, name: str, network: str, sizes=SIZES, low_memory: bool = False, world: int = 2) -> None:
     what = (name, network, sizes, low_memory)
     assert together(world, folder, in_group, go_and_save, folder, *what) == [0] * world, said(folder)
-    net, totals, accuracy = go(ProcessGroup(), *what)
+    net, totals, scores = go(ProcessGroup(), *what)
     alone, ours = net.state_dict(), [torch.load(folder / f"{rank}.pt") for rank in range(world)]
     first = ours[0][0]
-    for state, *rest in ours:
-        assert rest == [pytest.approx(totals, rel=1e-9), accuracy]
+    for state, found_totals, found in ours:
+        assert found_totals == pytest.approx(totals, rel=1e-9)
+        assert found == {path: (*hits, pytest.approx(loss, rel=1e-6)) for path, (*hits, loss) in scores.items()}
         for key, value in alone.items():
             assert torch.equal(first[key], state[key]), key
             torch.testing.assert_close(state[key], value, rtol=1e-7, atol=1e-10, msg=lambda m, k=key: f"{k}: {m}")

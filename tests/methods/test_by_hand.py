@@ -35,10 +35,11 @@ from dcil import (
     Uniform,
     models,
 )
-from dcil.method import Phase, StepContext
+from dcil.method import StepContext
 from dcil.methods.dsr import spread
 from dcil.methods.mil import LowCost
 from dcil.methods.sm import momentum_shares, redistribute
+from dcil.schedule import Phase
 from dcil.scope import apportion
 from dcil.weight import PrunableWeight
 
@@ -202,6 +203,25 @@ def test_rigl_keeps_value_and_momentum_of_a_weight_dropped_and_regrown():
     assert now.optimizer.state[one.weight]["momentum_buffer"].tolist() == [[1.0, 2.0, 0.0, 0.0]]
 
 
+def test_rigl_moves_as_much_of_a_nearly_dense_layer_as_of_others():
+    """Three of five go, though one place only is empty: what is grown again keeps its value."""
+    values, gradient = [[5.0, 4.0, 3.0, 2.0, 1.0, 0.0]], [[0.0, 0.0, 0.5, 9.0, 0.1, 8.0]]
+    one = layer(values, mask=[[True] * 5 + [False]], grad=gradient)
+    method = RigL(sparsity=1 / 6, steps=10_000, drop=0.7, scope=Uniform())
+    assert method.moved(moment(one, step=1)) == [(5, 3)]
+    update(method, moment(one, step=1))
+    assert one.mask.tolist() == [[True, True, True, True, False, True]]  # 3, 2 and 1 go; 2, the new one and 3 come
+    assert one.weight.tolist() == [[5.0, 4.0, 3.0, 2.0, 0.0, 0.0]]
+
+
+def test_rigl_leaves_a_dense_layer_as_it_is():
+    one = layer([[3.0, 2.0, 1.0, 0.5]], grad=[[1.0, 2.0, 3.0, 4.0]])
+    now = moment(one, step=1, momentum=[[[1.0, 2.0, 3.0, 4.0]]])
+    update(RigL(sparsity=0.0, steps=10_000, drop=0.5), now)
+    assert one.mask.all() and one.weight.tolist() == [[3.0, 2.0, 1.0, 0.5]]
+    assert now.optimizer.state[one.weight]["momentum_buffer"].tolist() == [[1.0, 2.0, 3.0, 4.0]]
+
+
 def test_set_drops_on_both_sides_and_grows_at_random():
     values = [[4.0, 0.1, 3.0, 2.0, -0.2, -5.0, -6.0, -7.0] + [0.0] * 8]
     one = layer(values, mask=[[True] * 8 + [False] * 8])
@@ -324,7 +344,7 @@ def test_sparse_start_is_random_exact_and_zero(scope):
 
 def test_sfp_zeroes_but_trains_on():
     method = SFP(sparsity=0.5, steps=100, epoch_steps=10)
-    assert [s for s in range(1, 101) if method.due(s)] == [10, 20, 30, 40, 50, 60, 70, 75, 80, 90, 100]
+    assert [s for s in range(1, 101) if method.due(s)] == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
     one = layer([[3.0, 3.0], [1.0, 1.0]])
     now = moment(one, step=10, momentum=[[[1.0, 1.0], [1.0, 1.0]]])
     update(method, now)
@@ -333,6 +353,20 @@ def test_sfp_zeroes_but_trains_on():
     assert now.optimizer.state[one.weight]["momentum_buffer"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
     (method.view("pruned", one, {}) * torch.tensor([[1.0, 2.0], [3.0, 4.0]])).sum().backward()
     assert one.weight.grad.tolist() == [[1.0, 2.0], [3.0, 4.0]]  # the zeroed filter still learns
+
+
+@pytest.mark.parametrize("kind", [SFP, FPGM])
+def test_filters_are_counted_by_layer_and_rounded_down_unless_the_total_is_to_be_exact(kind):
+    """ResNet-32 at 30 %: 4 of 16, 9 of 32 and 19 of 64 filters, 28.5 % in all; shortcuts are left alone."""
+    net = SparseNet(models.build("resnet32"), kind(sparsity=0.3, steps=10))
+    assert {len(mask): int((~mask[:, 0, 0, 0]).sum()) for mask in net.masks.values()} == {16: 4, 32: 9, 64: 19}
+    dead = [int((~mask[:, 0, 0, 0]).sum()) for mask in net.masks.values()]
+    assert sum(dead) / sum(map(len, net.masks.values())) == pytest.approx(0.2852, abs=1e-4)
+    assert len(net.masks) == 31  # the stem and two for each of 15 blocks
+    exact = SparseNet(models.build("resnet32"), kind(sparsity=0.3, steps=10, scope=Uniform(), shortcuts=True))
+    assert len(exact.masks) == 33
+    dead = [int((~mask[:, 0, 0, 0]).sum()) for mask in exact.masks.values()]
+    assert sum(dead) == int(0.3 * sum(map(len, exact.masks.values())))
 
 
 def test_fpgm_distances_by_hand():

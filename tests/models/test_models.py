@@ -119,6 +119,9 @@ def test_initialization() -> None:
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             assert (module.weight == 1).all() and (module.bias == 0).all()
+    assert (model.get_submodule("fc").bias != 0).any()
+    wide = models.build("wrn-10-1").get_submodule("fc")  # as in the authors' code
+    assert (wide.bias == 0).all() and (wide.weight != 0).all()
 
 
 def test_names_and_unknown_names() -> None:

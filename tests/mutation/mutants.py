@@ -10,6 +10,7 @@ KERNEL = "tests/test_views.py tests/test_schedule.py tests/test_selection.py tes
 METHODS = "tests/methods/test_by_hand.py tests/test_example.py"
 RUNS = "tests/runs/test_durability.py tests/train/test_random_streams.py"
 RUNS += " tests/runs/test_file_lock.py"
+PATHS = "tests/test_net.py tests/test_batched_views.py tests/test_mutual_kl.py tests/test_bindings.py"
 CHECKPOINT = "tests/runs/test_checkpoint.py::test_any_flipped_bit_is_noticed"
 CHECKPOINT += " tests/runs/test_checkpoint.py::test_a_checkpoint_of_another_run_is_named_with_the_setting"
 DATA = "tests/data/test_data.py"
@@ -83,8 +84,8 @@ MUTANTS = [
     M("selection.py", "    scores = without_nan(scores)\n    threshold", "    threshold"),
     # method: times and the mask update
     M("method.py", "return max(1, round(self.ramp * self.steps))", "return max(1, round(self.ramp * self.steps)) + 1"),
-    M("method.py", "last=self.steps - 1", "last=self.steps"),
-    M("method.py", "extra=(self.target_step,)", "extra=()"),
+    M("method.py", "last = self.target_step, self.steps - 1", "last = self.target_step, self.steps"),
+    M("method.py", "extra=() if next_regular <= last else (target,)", "extra=()"),
     M("method.py", "hold=1 if self.smooth else self.epoch_steps", "hold=self.epoch_steps if self.smooth else 1"),
     M("method.py", "before = [layer.mask.clone()", "before = [layer.mask"),
     M("method.py", "layers, self.min_kept, most)", "layers, 0, most)", MIN_KEPT),
@@ -94,7 +95,7 @@ MUTANTS = [
     M("net.py", "self._steps_done += 1", "self._steps_done += 2"),
     M("net.py", "self.hooks.after_step(context)\n", "pass\n"),
     M("net.py", "update.changes[0] - update.changes[1]", "update.changes[1] - update.changes[0]"),
-    M("net.py", "masked_fill_(~whole(mask), 0)", "masked_fill_(whole(mask), 0)"),
+    M("net.py", "masked_fill(~whole(layer.mask), 0)", "masked_fill(whole(layer.mask), 0)"),
     M("net.py", "return 1 - int(self.kept.sum()) /", "return int(self.kept.sum()) /"),
     # NaN, and magnitudes whose squares are no numbers
     M("net.py", "self._finite.before_update(self.method, context)", "pass", BROKEN),
@@ -106,7 +107,7 @@ MUTANTS = [
     M("net.py", "if self.method.due(self._steps_done) else None", "if self.method.due(self._steps_done - 1) else None"),
     M(
         "net.py",
-        "self.method.loss(outputs, target, objective, self._steps_done)",
+        "self.method.loss(outputs, target, objective, self._loss_step)",
         "self.method.loss(outputs, target, objective, 0)",
     ),
     M(
@@ -115,12 +116,14 @@ MUTANTS = [
         "self.model.get_parameter(name) > 0",
     ),
     # paths and distillation
-    M("paths.py", 'if path == "pruned" and not self.training:', 'if path == "pruned" and False:'),
-    M(
-        "paths.py",
-        "self.model.get_parameter(name).detach() for name in self._shared",
-        "self.model.get_parameter(name) for name in self._shared",
-    ),
+    M("paths.py", 'if not self.training and "pruned" in paths:', "if False:"),
+    M("bindings.py", "{name: parameter.detach() for name", "{name: parameter for name", PATHS),
+    M("bindings.py", "table[key].clone() for name", "table[key] for name", PATHS),
+    M("batched_views.py", "return torch.where(mask, p, s, out=", "return torch.where(mask, s, p, out=", PATHS),
+    M("batched_views.py", "torch.where(mask, grad, 0) if view is views.kept", "grad if view is views.kept", PATHS),
+    M("mutual_kl.py", "return -back, back,", "return back, -back,", PATHS),
+    M("mutual_kl.py", "return total * temperature**2", "return total * temperature", PATHS),
+    M("counted.py", "or key != self._loss_key:", "and key != self._loss_key:", PATHS),
     M(
         "distillation.py",
         "student, teacher = exact(student), exact(teacher.detach())",
@@ -151,7 +154,7 @@ MUTANTS = [
     M("runs/folder.py", 'with exclusive(self.path / ".lock", busy):', "if True:", RUNS),
     M("runs/file_lock.py", "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass", RUNS),
     M("runs/file_lock.py", "if names(file, lock):\n            if locked:", "if True:\n            if locked:", RUNS),
-    M("runs/checkpoint.py", "            self.load_momentum(optimizer)\n", "            pass\n", RUNS),
+    M("runs/checkpoint.py", "            self.load_optimizer(optimizer)\n", "            pass\n", RUNS),
     M("runs/checkpoint.py", 'raise ValueError("its checksum is wrong")', "pass", CHECKPOINT),
     M("runs/checkpoint.py", 'check_settings(file, json.loads(self.notes["config"]), config)', "pass", CHECKPOINT),
     M("train/loop.py", "            self.folder.append(row)\n", "", RUNS),

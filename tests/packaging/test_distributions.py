@@ -131,7 +131,7 @@ def test_dcil_runtime_in_an_environment_with_numpy_only(tmp_path):
         pytest.skip(str(error))
     (wheel,) = build(RUNTIME, tmp_path / "dist", "--wheel")
     assert "-py3-none-" in wheel.name and not wheel.name.endswith("-any.whl")
-    assert {"dcil_runtime/py.typed", "dcil_runtime/_native.so"} <= names(wheel)
+    assert {"dcil_runtime/py.typed", "dcil_runtime/libdcil_runtime.so"} <= names(wheel)
     env = Environment(tmp_path / "env")
     env.borrow("numpy")
     env.install("--no-index", wheel)

@@ -30,7 +30,6 @@ from dcil.report.formatting import spread
 from dcil.reproduce import iterations, mask_age, paper, records, report, tables
 from dcil.reproduce.cells import Cell, cell_for
 from dcil.reproduce.comparison import Measurements, comparison_rows
-from dcil.reproduce.estimate import Estimate
 from dcil.reproduce.paper import PrintedNumber
 from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.probe import NEVER, MaskProbe
@@ -62,7 +61,7 @@ TINY = (
 @pytest.fixture
 def tiny_table(monkeypatch):
     monkeypatch.setattr(paper, "numbers", lambda: TINY)
-    monkeypatch.setattr(tables, "BEYOND_CELLS", ())
+    monkeypatch.setattr(tables, "FURTHER", dict.fromkeys(tables.FURTHER, ()))
 
 
 def silent(epoch, part, row):
@@ -115,6 +114,7 @@ def test_cells_per_table():
         "imagenet": 18,
         "fast-convergence": 18,  # 2 x (6 targets + dpf + dpf fine-tuned) + 2 dense
         "beyond": 12,
+        "transformers": 51,  # 2 x (dense + 16 + 6 private) + an untied head: dense + 2 x 2
     }
 
 
@@ -220,6 +220,36 @@ def test_a_run_that_another_process_recorded_is_not_trained_again(trained, tmp_p
     assert not run.folder.path.exists() and run.record.read_bytes() == before
 
 
+def test_two_processes_with_tidy_train_a_run_once(tmp_path, monkeypatch):
+    """The one trains, records and tidies between the other's look for the record and its look for the folder."""
+    trained = []
+
+    def counted(config, folder, *rest, **more):
+        trained.append(folder.started)
+        return train(config, folder, *rest, **more)
+
+    def other() -> dict[str, str]:
+        return Pool(CPU, Budget.of(None), Console(quiet=True), tidy=True).run([run], lambda run: 0.1)
+
+    class Slow(CellRun):
+        @property
+        def done(self) -> bool:
+            found = super().done
+            if not trained:
+                refused.update(other())
+            return found
+
+    monkeypatch.setattr("dcil.reproduce.session.train", counted)
+    refused: dict[str, str] = {}
+    run = CellRun(DPF, 0, tmp_path, 1)
+    slow = Slow(DPF, 0, tmp_path, 1)
+    assert Pool(CPU, Budget.of(None), Console(quiet=True), tidy=True).run([slow], lambda run: 0.1) == {}
+    assert trained == [False] and run.done
+    assert "one process at a time may train digits/resnet8-digits/dpf-0.9-seed0" in refused[run.label]
+    assert other() == {} and trained == [False]  # nor later, with its folder gone
+    assert not list((tmp_path / "runs").rglob("*.safetensors")) and not list((tmp_path / "runs").rglob(".*"))
+
+
 def test_a_run_resumes_without_the_state_of_the_probe(trained, tmp_path):
     """A folder that was copied in part: the run is the same, only the stays are not known any more."""
     run = CellRun(DPF, 0, tmp_path, EPOCHS)
@@ -284,9 +314,9 @@ def test_parallel_runs_set_shared_gpu():
     """The engine takes another route then: less work in all instead of less time for one."""
     args = Namespace(parallel=None, device=torch.device("cuda"), data_dir=Path(), engine="auto", precision="auto")
     args.low_memory = False
-    assert run_options(args).settings.shared_gpu and run_options(args).at_once == 4
+    assert run_options(args, [DIGITS]).settings.shared_gpu and run_options(args, [DIGITS]).at_once == 4
     args.parallel = 1
-    assert not run_options(args).settings.shared_gpu
+    assert not run_options(args, [DIGITS]).settings.shared_gpu
 
 
 # -- what is watched -------------------------------------------------------------------------------------------------
@@ -326,22 +356,6 @@ def test_accuracy_is_measured_around_a_mask_update(monkeypatch, tmp_path):
     updates = zip(found["epochs"]["updates"], found["epochs"]["revived"], strict=True)
     revived = round(sum(n * mean for n, mean in updates))  # each of them left again or is still there
     assert sum(found["stays"]["ended"]) + found["stays"]["still_there"] == revived > 0
-
-
-def test_an_estimate_is_the_share_of_the_device(trained):
-    """Two runs that take turns take twice as long each; what was measured beside as many others counts most."""
-    found = records.read(CellRun(DPF, 0, trained, EPOCHS).record)
-    seconds = found.column("seconds")
-    alone, shared_gpu = json.loads(json.dumps(found.raw)), json.loads(json.dumps(found.raw))
-    shared_gpu["sessions"][0]["at_once"] = 4
-    shared_gpu["epochs"]["seconds"] = [3 * value for value in seconds]
-    both = [replace(found, raw=raw) for raw in (alone, shared_gpu)]
-    pace = found.seconds_per_epoch()[found.raw["environment"]["cpu"], 1]
-    for at_once, want in ((1, pace), (2, 2 * pace), (3, 2.25 * pace), (8, 6 * pace)):
-        assert Estimate(both, at_once).seconds_per_epoch(CellRun(DPF, 1, trained, EPOCHS)) == pytest.approx(want)
-    assert Estimate([], 4).seconds_per_epoch(CellRun(DPF, 1, trained)) == 4 * Estimate([]).seconds_per_epoch(
-        CellRun(DPF, 1, trained)
-    )
 
 
 def test_bad_requests_for_iterations(tmp_path, capsys):
@@ -410,7 +424,8 @@ def test_accuracy_after_every_iteration(trained, tmp_path, tiny_table):
     looks = iterations.read_all(out)
     assert [look["epoch"] for look in looks] == [1, 2, 3] and len(looks[0]["top1"]) == 23
     kept = records.read(CellRun(DPF, 0, out, EPOCHS).record).column("top1")
-    assert [look["top1"][-1] for look in looks] == pytest.approx(kept, abs=1e-3)
+    assert kept[0] is None  # an epoch that no number needs
+    assert [look["top1"][-1] for look in looks[1:]] == pytest.approx(kept[1:], abs=1e-3)
     report.build(out, tmp_path / "docs", EPOCHS)
     assert "results-iterations-epoch2.svg" in (tmp_path / "docs" / "results.md").read_text()
 

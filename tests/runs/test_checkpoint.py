@@ -302,7 +302,7 @@ def test_changes_by_hand_to_an_unfinished_run_are_noticed(run, tmp_path, capsys)
 def test_a_config_that_was_changed_before_the_first_checkpoint_is_refused(tmp_path, capsys):
     folder = RunFolder(tmp_path / "new")
     folder.path.mkdir()
-    folder.begin(to_json(CONFIG, CONFIG.build_method(4), 10, (1, 8, 8)))
+    folder.begin(to_json(CONFIG, CONFIG.build_method(4), {"classes": 10, "shape": [1, 8, 8]}))
     file = folder.path / "config.json"
     file.write_text(file.read_text().replace('"seed": 0', '"seed": 1'))
     assert main(["train", "--resume", "--out", str(folder.path)]) == 2

@@ -42,6 +42,29 @@ def test_known_networks():
     assert round(measure_cost(models.build("resnet50", 1000), torch.zeros(1, 3, 224, 224)).macs / 1e8) == 41
 
 
+def test_a_transformer_by_hand():
+    """Two blocks of width 32 and 8 tokens: matrices and the tied head for each token, and attention for each pair."""
+    width, tokens, vocabulary = 32, 8, 11
+    model = models.build("gpt-2-32", vocabulary, size=tokens)
+    with torch.no_grad():
+        model.get_parameter("blocks.0.mlp.fc1.weight")[: 2 * width] = 0  # half of it
+    cost = measure_cost(model, models.example((tokens,), vocabulary))
+    matrices = 2 * 12 * width**2
+    assert cost.attention == 2 * 2 * tokens**2 * width  # whatever the number of heads
+    assert cost.macs == tokens * (matrices + vocabulary * width) + cost.attention
+    assert cost.macs - cost.macs_kept == tokens * 2 * width**2
+    vectors = 2 * (3 + 1 + 4 + 1 + 4) * width + 2 * width  # biases and norms of blocks, last norm
+    assert cost.parameters == matrices + vectors + (vocabulary + tokens) * width  # the head is the embedding's weight
+    assert cost.parameters - cost.parameters_kept == 2 * width**2
+    assert [layer.name for layer in cost.layers][-1] == "head" and not any("wte" in layer.name for layer in cost.layers)
+
+
+def test_known_transformers():
+    """DeiT's 1.3 and 4.6 billion multiply-adds at 224 x 224 pixels, attention included."""
+    for name, millions in (("vit-ti-16", 1254), ("vit-s-16", 4599)):
+        assert round(measure_cost(models.build(name, 1000), torch.zeros(1, 3, 224, 224)).macs / 1e6) == millions
+
+
 def test_the_summary_of_a_cost_counts_what_is_kept():
     model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Linear(8, 2, bias=False))
     with torch.no_grad():

@@ -132,10 +132,10 @@ def test_what_kills_leave_is_removed_also_from_a_finished_run(tmp_path):
 def test_exhausted_memory_is_one_line_that_says_what_to_reduce(tmp_path, monkeypatch, capsys, error):
     epoch = Trainer.epoch
 
-    def fails(self, number, progress):
+    def fails(self, number, progress, evaluate=True):
         if number == 1:
             raise error
-        return epoch(self, number, progress)
+        return epoch(self, number, progress, evaluate)
 
     monkeypatch.setattr(Trainer, "epoch", fails)
     words = ["train", "--epochs", "2", "--batch", "500", "--out", str(tmp_path / "r")]
@@ -148,7 +148,7 @@ def test_exhausted_memory_is_one_line_that_says_what_to_reduce(tmp_path, monkeyp
 
 
 def test_other_runtime_errors_pass(tmp_path, monkeypatch):
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr(Trainer, "epoch", fails)

@@ -20,6 +20,7 @@ from dcil.engine.cuda import ops
 from dcil.engine.cuda.batches import DeviceSource
 from dcil.engine.cuda.sgd import SGD
 from dcil.selection import kth_smallest_key
+from dcil.task import Objective
 
 
 def last(*shape: int) -> Tensor:
@@ -172,14 +173,20 @@ def loss() -> None:
         method = DCIL(sparsity=0.5, steps=100, kl=weight, temperature=temperature, warmup=0.0)
         p, s = ((3 * torch.randn(n, classes)).requires_grad_() for _ in range(2))
         y = torch.randint(classes, (n,))
-        want = method.loss({"pruned": p, "super": s}, y, F.cross_entropy, 50)
-        got = kernels.loss.dcil_loss(p, s, y, weight, temperature)
-        close(got.detach(), want.detach())
-        for a, b in zip(torch.autograd.grad(2 * got, [p, s]), torch.autograd.grad(2 * want, [p, s]), strict=True):
-            close(a, b)
+        for ignored, target in ((None, y), (-100, torch.where(torch.arange(n) % 3 > 0, y, -100))):
+            task = Objective(F.cross_entropy)
+            want = method.loss({"pruned": p, "super": s}, target, task, 50)
+            got, terms = kernels.loss.dcil_loss(p, s, target, weight, temperature, ignored)
+            close(got.detach(), want.detach())
+            for term, name in zip(terms.sum(1), ("loss/pruned", "loss/super", "loss/kl"), strict=True):
+                close(term, torch.as_tensor(task.parts.get(name, 0.0)))
+            for a, b in zip(torch.autograd.grad(2 * got, [p, s]), torch.autograd.grad(2 * want, [p, s]), strict=True):
+                close(a, b)
     p, s = torch.randn(2, 4, 10)
     p[0, 0] = torch.nan
-    assert kernels.loss.dcil_loss(p, s, torch.zeros(4, dtype=torch.long), 1.0, 2.0).isnan()
+    assert kernels.loss.dcil_loss(p, s, torch.zeros(4, dtype=torch.long), 1.0, 2.0)[0].isnan()
+    none = kernels.loss.dcil_loss(p, s, torch.full((4,), -100), 1.0, 2.0, -100)[0]
+    assert none == 0  # torch says NaN; nothing is learned either way
 
 
 def batch() -> None:

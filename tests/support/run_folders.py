@@ -15,8 +15,9 @@ LAYERS = [f"stage{stage}.{block}.conv.weight" for stage in range(3) for block in
 def make_run(
     folder: Path, method: str = "dcil", seed: int = 0, epochs: int = 6, done: int | None = None, offset: float = 0.0,
     granularity: str = "Weight", lost: str = "", notes: tuple[str, ...] = (), sparsity: float = 0.9, cost: bool = True,
+    text: str = "",
 ) -> Path:  # fmt: skip
-    """A run folder as the trainer writes it, unfinished if `done` < `epochs`."""
+    """A run folder as the trainer writes it, unfinished if `done` < `epochs`; of images, or of the file `text`."""
     folder.mkdir(parents=True)
     dense = method == "dense"
     config = {
@@ -28,9 +29,12 @@ def make_run(
             "sparsity": sparsity, "seed": seed,
         },
     }  # fmt: skip
+    if text:
+        config |= {"dataset": "text", "shape": [64], "optimizer": "adamw"}
+        config["text"] = {"file": text, "bytes": 1000, "sha256": text * 3, "bytes_per_token": 2.0}
     (folder / "config.json").write_text(json.dumps(config))
     lines = [
-        _metrics(epoch, epochs, 0.0 if dense else sparsity, offset)
+        _metrics(epoch, epochs, 0.0 if dense else sparsity, offset, bool(text))
         for epoch in range(1, (epochs if done is None else done) + 1)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -45,10 +49,12 @@ def make_run(
     return folder
 
 
-def _metrics(epoch: int, epochs: int, sparsity: float, offset: float) -> dict[str, Any]:
+def _metrics(epoch: int, epochs: int, sparsity: float, offset: float, text: bool) -> dict[str, Any]:
     dense = not sparsity
     top1 = 90 + offset - 50 / epoch + math.sin(epoch)
-    return {
+    loss = 1 + offset + 2 / epoch + 0.5 * (epoch == epochs)  # the last is not the best
+    losses = {"val_loss": loss, "val_loss_super": None if dense else loss - 0.1} if text else {}
+    return losses | {
         "epoch": epoch, "step": 10 * epoch, "lr": 0.1, "sparsity": sparsity * epoch / epochs,
         "train_loss": 1 / epoch, "top1": top1, "top1_super": None if dense else top1 + 1, "top1_train": 99,
         "seconds": 2.0, "updates": [] if dense else [[10 * epoch, 30, 60 + epoch]],

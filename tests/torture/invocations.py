@@ -51,6 +51,9 @@ NAMES += ["2:4", "4:2", "0:0", "1:1000000", "-1:4", "filter", "weight", "a" * 50
 OPTIONS = {
     **dict.fromkeys(["sparsity", "epochs", "target-epoch", "finetune-epochs", "finetune-lr", "batch", "lr"], NUMBERS),
     **dict.fromkeys(["lr-decay", "lr-warmup-epochs", "lr-warmup-from", "momentum", "weight-decay", "seed"], NUMBERS),
+    **dict.fromkeys(["eps", "lr-floor", "label-smoothing", "clip-norm", "dropout", "length"], NUMBERS),
+    **dict.fromkeys(["optimizer", "decay-on", "lr-schedule", "tokens", "private"], NAMES),
+    "betas": [*NUMBERS, "0.9", "0.9,0.9,0.9", "0.9,1"],
     "milestones": [*NUMBERS, "2,1", "1,1", "-1", ",", "0,0,0"],
     **dict.fromkeys(["dataset", "model", "method", "granularity", "schedule", "recipe", "engine", "precision"], NAMES),
     "device": ["cuda", "cpu:1", "cpu:-1", "cuda:99", "meta", "mps", "x", "", "cpu,cpu"],

@@ -9,7 +9,7 @@ import pytest
 
 from dcil import ERK, METHODS, OBD, Constant, Global, Uniform
 from dcil.errors import UserError
-from dcil.train import RECIPES, Config
+from dcil.train import RECIPES, Config, plan
 from dcil.train.config import from_record, to_json
 from dcil.train.method_settings import parse_settings, parse_value
 from dcil.train.plan import override
@@ -48,13 +48,15 @@ def test_a_config_takes_typed_settings_only(settings):
 def test_a_schedule_is_a_setting_with_a_name():
     config = override(Config(), {"settings": {"schedule": "constant"}})
     assert config.build_method(8).schedule == Constant()
-    assert json.loads(to_json(config, config.build_method(8), 10, (1, 8, 8)))["settings"] == {"schedule": "constant"}
+    assert json.loads(to_json(config, config.build_method(8), {"classes": 10, "shape": [1, 8, 8]}))["settings"] == {
+        "schedule": "constant"
+    }
 
 
 def test_a_record_has_names_and_plain_values_and_comes_back():
     config = RECIPES["cifar10-resnet20"](method="gmp")
     assert config.settings["scope"] == Global()
-    record = json.loads(to_json(config, config.build_method(391), 10, (3, 32, 32)))
+    record = json.loads(to_json(config, config.build_method(391), {"classes": 10, "shape": [3, 32, 32]}))
     assert record["settings"] == {"every": 16, "scope": "global", "stem": True, "classifier": False}
     assert from_record(record) == config
 
@@ -62,7 +64,7 @@ def test_a_record_has_names_and_plain_values_and_comes_back():
 def test_a_record_with_settings_as_text_is_still_read():
     """Runs of version 0.1 kept what was typed after --set."""
     config = Config(settings={"kl": 0.0, "every": 4})
-    record = json.loads(to_json(config, config.build_method(8), 10, (1, 8, 8)))
+    record = json.loads(to_json(config, config.build_method(8), {"classes": 10, "shape": [1, 8, 8]}))
     assert from_record(record | {"settings": {"kl": "0", "every": "4"}}) == config
 
 
@@ -84,3 +86,23 @@ def test_a_list_of_runs_is_read_by_type(tmp_path):
         with pytest.raises(UserError, match=said) as error:
             read_list(file)
         assert str(file) in str(error.value)
+
+
+@pytest.mark.parametrize("method", ["sfp", "fpgm"])
+def test_a_run_goes_on_with_the_defaults_that_it_was_begun_with(method):
+    """Filters were counted over the network, shortcuts among them, by default and under the protocol alike."""
+    for protocol in (False, True):
+        config = RECIPES["digits"](method=method, protocol=protocol)
+        record = json.loads(to_json(config, config.build_method(10), {"classes": 10, "shape": [1, 8, 8]}))
+        assert from_record(record) == config
+        earlier = record | {"settings": {"gradual": True} if protocol else {}}
+        earlier["method"] |= {"scope": {"type": "Uniform"}, "shortcuts": True}
+        found = from_record(earlier)
+        assert found.build_method(10).scope == Uniform() and found.build_method(10).shortcuts
+        assert (found == config) == protocol
+
+
+def test_gmp_grows_with_every_step_outside_of_the_protocol():
+    assert plan.new_config("gmp", {}, None).schedule == "step"
+    assert plan.new_config("gmp", {"schedule": "epoch"}, None).schedule == "epoch"
+    assert plan.new_config("gmp", {}, "digits").schedule == plan.new_config("dcil", {}, None).schedule == "epoch"

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dcil import DCIL, DPF, Dense, Method, SparseNet, models
+from dcil.bench import loops
 from dcil.bench.clock import call_ms, in_turns
 from dcil.runs.environment import environment
 from dcil.train.memory import keep_freed_memory
@@ -18,24 +19,24 @@ from dcil.train.memory import keep_freed_memory
 STEPS, F = 10_000, 16  # length of the schedule; steps between mask updates
 
 
-def run(names: Sequence[str], batch: int, rounds: int) -> None:
+def run(names: Sequence[str], batch: int, sequences: int, rounds: int) -> None:
     """Measure and print the table."""
     keep_freed_memory()  # as the trainer does
     console = Console()
     table = Table("model", "method", "ms / step", "x dense", "mask update ms", "masks % at F = 16")
     for model in names:
-        for row in compare(model, batch, rounds):
+        case = loops.Case(sequences, 256, length=256) if models.reads_tokens(model) else loops.Case(batch, 10, 32)
+        for row in compare(model, case, rounds):
             table.add_row(*row)
         table.add_section()
     console.print(table)
     console.print("; ".join(f"{k} {v}" for k, v in environment(torch.device("cpu")).items()), highlight=False)
 
 
-def compare(model: str, batch: int, rounds: int) -> list[tuple[str, ...]]:
+def compare(model: str, case: loops.Case, rounds: int) -> list[tuple[str, ...]]:
     """Time the methods in turns; return the rows of the table, with means over the rounds."""
     methods: list[Method] = [Dense(), DPF(sparsity=0.95, steps=STEPS), DCIL(sparsity=0.95, steps=STEPS, warmup=0.0)]
-    x = torch.randn(batch, 3, 32, 32).to(memory_format=torch.channels_last)
-    steps = [step_of(model, method, x, torch.randint(10, (batch,))) for method in methods]
+    steps = [step_of(model, method, case) for method in methods]
     times = in_turns({pair: partial(step_and_update_ms, *pair) for pair in steps}, rounds)
     step_ms = [statistics.fmean(step for step, _ in times[pair]) for pair in steps]
     update_ms = [statistics.fmean(update for _, update in times[pair]) for pair in steps]
@@ -47,15 +48,14 @@ def compare(model: str, batch: int, rounds: int) -> list[tuple[str, ...]]:
     return rows
 
 
-def step_of(
-    model: str, method: Method, x: torch.Tensor, y: torch.Tensor
-) -> tuple[Callable[[], None], Callable[[], None]]:
+def step_of(name: str, method: Method, case: loops.Case) -> tuple[Callable[[], None], Callable[[], None]]:
     """Return a training step without its mask update, and a mask update alone."""
-    torch.manual_seed(0)
-    net = SparseNet(models.build(model), method).train()
-    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as the trainer does
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
-
+    device = torch.device("cpu")
+    x, y = loops.batch_of(case, device)
+    net = SparseNet(loops.build(name, case, device), method).train()
+    if not case.length:
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as the trainer does
+    optimizer = loops.optimizer_of(name, net)
     net.set_extra_state(torch.tensor(STEPS // 2))  # halfway through the schedule
 
     def step() -> None:

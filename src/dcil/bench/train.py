@@ -15,7 +15,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from dcil.bench.baselines import own_loop_ms
 from dcil.bench.clock import median_ms, wait
 from dcil.data import Dataset, Split
 from dcil.engine import EngineSettings, selection_kernel
@@ -44,6 +43,7 @@ class Case:
 
 CASES = {
     "resnet20": Case("resnet20", 128, 32, 10, 50_000, 10_000),
+    "resnet32": Case("resnet32", 128, 32, 10, 128 * 200, 10_000),
     "wrn-28-2": Case("wrn-28-2", 128, 32, 10, 128 * 100, 2_000),
     "wrn-28-8": Case("wrn-28-8", 128, 32, 10, 128 * 192, 2_000),
     "resnet50": Case("resnet50", 256, 224, 1000, 256 * 12, 256),
@@ -109,13 +109,20 @@ def measure(case: Case, method: str, dataset: Dataset, device: torch.device, spe
     trainer.measure()
     whole = train_seconds + time.perf_counter() - start
     peak = torch.cuda.max_memory_reserved() / 2**30 if device.type == "cuda" else 0.0
-    executor = getattr(trainer.engine, "executor", None)
-    programs = getattr(executor, "programs", None)
-    kind = "-" if programs is None else "stacked" if any(len(g) > 1 for g in programs) else "streams"
-    kind = "plain" if type(executor).__name__ == "PlainExecutor" else kind
+    kind = kind_of(trainer)
     kind = f"{kind}, low memory" if speed.low_memory else kind
     ms = 1000 * train_seconds / trainer.loader.steps
     return Row(case.model, method, trainer.engine.name, speed.precision, kind, ms, whole, peak, prepared)
+
+
+def kind_of(trainer: Trainer) -> str:
+    """Return which executor a trainer's engine has chosen."""
+    executor = getattr(trainer.engine, "executor", None)
+    programs = getattr(executor, "programs", None)
+    kind = "-" if programs is None else "stacked" if any(len(g) > 1 for g in programs) else "streams"
+    if type(executor).__name__ == "PathExecutor":
+        kind = "compiled" if getattr(executor, "backend", None) else "plain"
+    return kind
 
 
 def run_steps(trainer: Trainer, epoch: int, limit: int | None) -> int:
@@ -193,23 +200,18 @@ def plan(speeds: Sequence[EngineSettings]) -> list[tuple[str, EngineSettings]]:
     return found + [("dcil", replace(speed, low_memory=True)) for speed in fast]
 
 
-def run(
-    names: Sequence[str], runs: Sequence[int], precision: str, baseline: Sequence[str], device: torch.device, out: Path
-) -> None:
+def run(names: Sequence[str], runs: Sequence[int], precision: str, device: torch.device, out: Path) -> None:
     """Measure, print, write."""
     console = Console()
     speeds = [EngineSettings(engine, precision).on(device) for engine in ("eager", "graph")]
     rows: list[Row] = []
-    found: dict[str, Any] = {"environment": environment(device), "parallel": {}, "torch": {}}
+    found: dict[str, Any] = {"environment": environment(device), "parallel": {}}
     for name in names:
         case = CASES[name]
         dataset = random_data(case)
         for method, speed in plan(speeds):
             rows.append(measure(case, method, dataset, device, speed))
             console.print(f"{name} {method} {rows[-1].engine} {rows[-1].route}: {rows[-1].ms_per_step:.3f} ms")
-        if name in baseline:
-            settle(device)
-            found["torch"][name] = own_loop_ms(case.model, case.classes, case.batch, case.size, device)
         if name == names[0] and device.type == "cuda":
             found["selection"] = selection(device)
             shared_gpu = {n: replace(speeds[1], shared_gpu=n > 1) for n in runs}
@@ -230,24 +232,7 @@ def show(console: Console, rows: Sequence[Row], found: dict[str, Any]) -> None:
     console.print(table)
     for n, ms in found["parallel"].items():
         console.print(f"{n} DCIL runs at once: {ms:.3f} ms per run and step", highlight=False)
-    for name, loops in found["torch"].items():
-        console.print(own_loops(name, loops, rows))
     if "selection" in found:
         ms = found["selection"].get("engine_ms", found["selection"]["keep_largest_ms"])
         console.print(f"masks over 25 M weights: {ms:.2f} ms, every 16th step")
     console.print("; ".join(f"{k} {v}" for k, v in found["environment"].items()), highlight=False)
-
-
-def own_loops(name: str, loops: dict[str, dict[str, float | None]], rows: Sequence[Row]) -> Table:
-    """A plain torch loop beside the engine, in ms per step and as a multiple of the engine's."""
-    own = [row for row in rows if (row.model, row.engine) == (name, "graph") and "low memory" not in row.route]
-    engine = {row.method: row.ms_per_step for row in own}
-    table = Table(f"{name}, ms / step", *next(iter(loops.values())), "engine")
-    for method, found in loops.items():
-        best = engine.get(method)
-        ratios = [
-            "\N{EN DASH}" if ms is None else f"{ms:.2f}" + (f" ({ms / best:.1f} x)" if best else "")
-            for ms in found.values()
-        ]
-        table.add_row(method, *ratios, "\N{EN DASH}" if best is None else f"{best:.2f}")
-    return table

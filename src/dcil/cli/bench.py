@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dcil.bench import step, train
+from dcil.bench import loops, step, train
 from dcil.cli.bench_infer import bench_infer
 from dcil.cli.parser import Parser, device, each_up_to, filepath, up_to
 from dcil.errors import UserError, unknown
@@ -14,37 +14,47 @@ from dcil.runs.outputs import check_output
 
 def bench_step(words: Sequence[str]) -> int:
     parser = Parser("dcil bench step", step.__doc__)
-    parser.add_argument("--models", default="resnet20,wrn-28-2", help="models, with commas between them")
+    parser.add_argument("--models", default="resnet20,gpt-6-384", help="models, with commas between them")
     parser.add_argument("--batch", type=up_to(65536), default=128, help="images per step (128)")
+    parser.add_argument("--sequences", type=up_to(4096), default=4, help="of 256 tokens, per step of a GPT (4)")
     parser.add_argument("--rounds", type=up_to(10_000), default=9, help="timed steps of each (9)")
     args = parser.parse(words)
-    step.run(args.models.split(","), args.batch, args.rounds)
+    step.run(args.models.split(","), args.batch, args.sequences, args.rounds)
     return 0
 
 
 def bench_train(words: Sequence[str]) -> int:
     parser = Parser("dcil bench train", train.__doc__)
-    parser.add_argument("--models", default="resnet20", help=f"of {', '.join(train.CASES)}, with commas between them")
+    parser.add_argument("--models", default=None, help="models, with commas between them (resnet20; own loops: all)")
+    parser.add_argument(
+        "--loop",
+        choices=("dcil", "own"),
+        default="dcil",
+        help="dcil: what `dcil train` does; own: a loop by hand in torch, compiled, and with dcil.make_step",
+    )
     parser.add_argument(
         "--parallel", type=each_up_to(64), default=(1, 2, 4, 8), help="numbers of runs at once (1,2,4,8)"
     )
     parser.add_argument("--precision", default="auto", help="fp32, tf32 or bf16 (auto: bf16 on CUDA)")
-    parser.add_argument(
-        "--baseline",
-        default="",
-        metavar="MODELS",
-        help="for these also a plain torch loop: eager, torch.compile, CUDA graphs",
-    )
+    parser.add_argument("--loops", default=",".join(loops.ALL), help="with --loop own: which (all)")
+    parser.add_argument("--calls", type=up_to(10_000), default=32, help="with --loop own: steps of a round (32)")
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, … or auto: cuda where there is one")
     parser.add_argument("--out", type=filepath, default=Path("benchmarks/train.json"), help="JSON of all numbers")
     args = parser.parse(words)
     check_output(args.out)
-    for name in args.models.split(","):
-        if name not in train.CASES:
-            raise unknown("model", name, train.CASES)
+    cases = loops.CASES if args.loop == "own" else train.CASES
+    names = args.models.split(",") if args.models else list(cases) if args.loop == "own" else ["resnet20"]
+    chosen = args.loops.split(",")
+    for kind, given, allowed in (("model", names, cases), ("loop", chosen, loops.ALL)):
+        for name in given:
+            if name not in allowed:
+                raise unknown(kind, name, allowed)
     if args.device.type != "cuda" and not any(word.startswith("--device") for word in words):
         raise UserError("dcil bench train is for a GPU, and there is none; dcil bench step times steps on the CPU")
-    train.run(args.models.split(","), args.parallel, args.precision, args.baseline.split(","), args.device, args.out)
+    if args.loop == "own":
+        loops.run(names, chosen, args.device, args.out, args.calls, rounds=5)
+    else:
+        train.run(names, args.parallel, args.precision, args.device, args.out)
     return 0
 
 

@@ -1,57 +1,58 @@
-"""Print accuracy of both paths, sparsity, parameters and multiply-adds of a run."""
+"""Print accuracy and loss of both paths, sparsity, parameters and multiply-adds of a run."""
 
 from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from dcil import SparseNet, data
-from dcil.cli.parser import Parser, device, filepath, say, utf8_path
+from dcil import SparseNet, data, models
+from dcil.cli.parser import DATA_DIR, DATA_DIR_HELP, Parser, device, filepath, say, utf8_path
 from dcil.data import Batches
 from dcil.engine.evaluate import evaluate
-from dcil.errors import UserError
-from dcil.runs.cost import Cost, entropy_bound, measure_cost
+from dcil.report.formatting import bits_per_byte
+from dcil.runs.cost import ATTENTION, Cost, entropy_bound, measure_cost
 from dcil.runs.printable import quoted
 from dcil.train import RunFolder
-from dcil.train.restore import config_of, load_net
+from dcil.train.building import describe_data
+from dcil.train.restore import check_data, config_of, load_net
+
+#: Evaluated at once: images, or tokens in all.
+MOST_IMAGES, MOST_TOKENS = 256, 2**14
 
 
 def main(words: Sequence[str]) -> int:
     parser = Parser("dcil eval", __doc__)
     parser.add_argument("run", type=utf8_path, metavar="RUN", help="run folder")
-    parser.add_argument(
-        "--data-dir", type=filepath, default=Path("data"), metavar="DIR", help="folder of the data sets"
-    )
+    parser.add_argument("--data-dir", type=filepath, default=DATA_DIR, metavar="DIR", help=DATA_DIR_HELP)
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
     help = "print a row for every layer (default)"
     parser.add_argument("--layers", action=argparse.BooleanOptionalAction, default=True, help=help)
     args = parser.parse(words)
     folder = RunFolder(args.run)
     net, config = load_net(folder), config_of(folder)
-    dataset = data.load(config.dataset, args.data_dir)
-    trained_on = folder.record()["classes"], tuple(folder.record()["shape"])
-    if trained_on != (dataset.classes, tuple(dataset.shape)):
-        raise UserError(
-            f"{args.run} was trained on {trained_on[0]} classes of images {trained_on[1]}, {config.dataset} has "
-            f"{dataset.classes} of {dataset.shape}; give the --data-dir that it was trained with"
-        )
+    dataset = data.prepare(data.load(config.dataset, args.data_dir), config.tokens, config.length)
+    trained_on = check_data(folder, describe_data(dataset))
     model = finished(folder, net)
-    cost = measure_cost(model, torch.zeros(1, *dataset.shape))
-    batches = dataset.loader(256, args.device, config.seed)
+    cost = measure_cost(model, models.example(dataset.shape, dataset.classes))
+    batches = dataset.loader(batch_size(dataset.shape), args.device, config.seed)
     console = Console()
     if args.layers:
         console.print(layer_table(cost))
-    console.print(cost_table(net, cost))
+    console.print(cost_table(net, cost, unit_of(dataset.shape)))
     console.print(size_table(model))
-    console.print(accuracy_table(net.to(args.device), batches))
+    console.print(score_table(net.to(args.device), batches, trained_on.get("text")))
     return 0
+
+
+def batch_size(shape: tuple[int, ...]) -> int:
+    """Return how many images, or sequences, are evaluated at once."""
+    return max(1, MOST_TOKENS // shape[0]) if len(shape) == 1 else MOST_IMAGES
 
 
 def finished(folder: RunFolder, net: SparseNet) -> nn.Module:
@@ -67,23 +68,36 @@ def finished(folder: RunFolder, net: SparseNet) -> nn.Module:
         return net.finalize()
 
 
-def accuracy_table(net: SparseNet, batches: Batches) -> Table:
-    """Return the accuracy of every path."""
-    table = Table("path", "top-1 %", "top-5 %")
-    for path, (top1, top5) in evaluate(net, batches).items():
-        table.add_row(path, f"{top1:.2f}", f"{top5:.2f}")
+def score_table(net: SparseNet, batches: Batches, text: Mapping[str, Any] | None) -> Table:
+    """Return accuracy and loss of every path; of a text the loss comes first, in bits per byte, too."""
+    accuracies = ("top-1 %", "top-5 %")
+    table = Table("path", *(("nats per token", "bits per byte", *accuracies) if text else (*accuracies, "loss, nats")))
+    for path, (top1, top5, loss) in evaluate(net, batches).items():
+        found = f"{top1:.2f}", f"{top5:.2f}"
+        if text:
+            table.add_row(path, f"{loss:.4f}", f"{bits_per_byte(loss, text):.4f}", *found)
+        else:
+            table.add_row(path, *found, f"{loss:.4f}")
     return table
 
 
-def cost_table(net: SparseNet, cost: Cost, small: Cost | None = None) -> Table:
-    """Return the counts before and after pruning; ``small`` are those of the compact network, without dead filters."""
+def unit_of(shape: Sequence[int]) -> str:
+    """Return what multiply-adds are counted for, in words."""
+    return "sequence" if len(shape) == 1 else "image"
+
+
+def cost_table(net: SparseNet, cost: Cost, unit: str, small: Cost | None = None) -> Table:
+    """Return the counts before and after pruning, multiply-adds per ``unit``.
+
+    ``small`` are those of the compact network, without dead filters.
+    """
     table = Table("", "dense", "kept", "kept %", "sparsity", *(["compact"] if small else []))
     prunable = sum(mask.numel() for mask in net.masks.values())
     kept = sum(int(mask.sum()) for mask in net.masks.values())
     rows = [
         ("prunable weights", prunable, kept, None),
         ("all parameters", cost.parameters, cost.parameters_kept, small and small.parameters),
-        ("multiply-adds per image", cost.macs, cost.macs_kept, small and small.macs),
+        (f"multiply-adds per {unit}", cost.macs, cost.macs_kept, small and small.macs),
     ]
     for label, dense, left, really in rows:
         last = [f"{really:,}" if really is not None else ""] if small else []
@@ -113,4 +127,6 @@ def layer_table(cost: Cost) -> Table:
             f"{layer.macs:,}",
             f"{layer.macs_kept:,}",
         )
+    if cost.attention:
+        table.add_row(ATTENTION, "", "", "", f"{cost.attention:,}", f"{cost.attention:,}")
     return table

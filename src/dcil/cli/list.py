@@ -44,7 +44,8 @@ def overview() -> Table:
     """Return a table of all names."""
     table = Table("what", "names", show_lines=True)
     table.add_row("methods", "\n".join(f"{name:10} {first_line(kind)}" for name, kind in METHODS.items()))
-    table.add_row("models", ", ".join(models.names()) + "; wrn-D-W of any depth and width")
+    forms = "".join(f"\n{form}: {meaning}" for form, meaning in models.FORMS.items())
+    table.add_row("models", ", ".join(models.names()) + forms)
     table.add_row("data sets", ", ".join(data.names()))
     table.add_row("granularities", ", ".join(GRANULARITIES) + "; N:M such as 2:4")
     table.add_row("recipes", ", ".join(RECIPES))

@@ -14,6 +14,10 @@ from dcil.errors import UserError, unknown
 from dcil.runs.printable import printable
 from dcil.train.method_settings import parse_value
 
+#: --data-dir of the commands that train or evaluate a run.
+DATA_DIR = Path("data")
+DATA_DIR_HELP = "folder of the data sets; of --dataset text the file itself"
+
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors are one line and name the option nearest to a mistyped one."""

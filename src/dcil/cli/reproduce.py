@@ -25,6 +25,7 @@ from dcil.engine.process_group import require_single_process
 from dcil.errors import UserError
 from dcil.report.formatting import duration
 from dcil.reproduce import iterations, records, tables
+from dcil.reproduce.cells import Cell
 from dcil.reproduce.estimate import Estimate
 from dcil.reproduce.pool import Budget, Pool
 from dcil.reproduce.session import CellRun, RunOptions
@@ -101,8 +102,8 @@ def list_tables() -> None:
     say(f"{'iterations':28} {len(iterations.CELLS):3} cells: accuracy after every iteration of an epoch")
 
 
-def run_options(args: argparse.Namespace) -> RunOptions:
-    at_once = runs_at_once(args.parallel, args.device)
+def run_options(args: argparse.Namespace, cells: Sequence[Cell]) -> RunOptions:
+    at_once = runs_at_once(args.parallel, args.device, {cell.model for cell in cells})
     settings = replace(engine_settings(args), shared_gpu=at_once > 1)
     return RunOptions(args.data_dir, args.device, settings, at_once, cache(data.load))
 
@@ -115,13 +116,13 @@ def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
     """Train the runs without a record, cheapest first."""
     cells = tables.cells_of_all(tables.parse_names(args.table), args.cells)
     runs = [CellRun(cell, seed, out, args.epochs) for cell in cells for seed in range(args.seeds)]
-    options = run_options(args)
+    options = run_options(args, cells)
     estimate = Estimate(records.read_all(out), options.at_once, hardware(environment(args.device)))
     left = {run: estimate.seconds_left(run) for run in runs if not run.done}
     missing = sorted(left, key=lambda run: (left[run], run.seed))
     if args.dry_run:
         for run in missing:
-            say(f"{run.label:60} {duration(left[run]):>12}")
+            say(f"{run.label:52} {duration(left[run]):>12}  {estimate.pace(run).basis}")
     done = len(runs) - len(missing)
     if not missing:
         say(f"all {done} runs are recorded")
@@ -171,7 +172,7 @@ def run_iterations(args: argparse.Namespace, out: Path, budget: Budget) -> int:
         for trace in wanted:
             say(f"{trace.run.label} epoch {trace.epoch}: {trace.training}")
         return 0
-    options, shown, takes = run_options(args), console(), 0.0
+    options, shown, takes = run_options(args, cells), console(), 0.0
     for trace in wanted:
         begun = time.monotonic()
         try:

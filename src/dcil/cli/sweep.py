@@ -56,7 +56,7 @@ def main(words: Sequence[str]) -> int:
         raise UserError(f"--list names every run; give it or --{next(o for o, f in AXES.items() if f in axes)}")
     wanted = read_list(args.list) if args.list else grid(axes)
     runs = plan_sweep(args.out, [options_of(args) | one for one in wanted], args.recipe)
-    at_once = runs_at_once(args.parallel, args.device)
+    at_once = runs_at_once(args.parallel, args.device, {run.config.model for run in runs})
     settings = replace(engine_settings(args), shared_gpu=at_once > 1)
     keep_freed_memory()
     failures = execute(Console(), runs, at_once, args.data_dir, args.device, settings)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from dcil import METHODS
 from dcil.cli import report
-from dcil.cli.parser import Parser, device, filepath, pair, say, utf8_path, value_reader
+from dcil.cli.parser import DATA_DIR, DATA_DIR_HELP, Parser, device, filepath, pair, say, utf8_path, value_reader
 from dcil.engine.settings import ENGINES, PRECISIONS, EngineSettings
 from dcil.runs.printable import quoted
 from dcil.runs.progress import progress_bar
@@ -50,7 +50,7 @@ def main(words: Sequence[str]) -> int:
         for run in runs:
             train_one(console, run, args.data_dir, device, settings, group, args.resume, logged)
     if group.is_rank_zero:
-        finish(base, [run.folder.path for run in runs])
+        finish(base, [run.folder.path for run in runs], args.data_dir)
     return 0
 
 
@@ -90,9 +90,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--out", type=utf8_path, metavar="RUN", help="run folder; with several runs their parent folder"
     )
-    parser.add_argument(
-        "--data-dir", type=filepath, default=Path("data"), metavar="DIR", help="folder of the data sets"
-    )
+    parser.add_argument("--data-dir", type=filepath, default=DATA_DIR, metavar="DIR", help=DATA_DIR_HELP)
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out")
     add_engine_options(parser)
@@ -143,10 +141,11 @@ def train_one(
         say(f"note: {note}")
 
 
-def finish(base: Path, runs: Sequence[Path]) -> None:
+def finish(base: Path, runs: Sequence[Path], data_dir: Path) -> None:
     """Print the table, write the report, and name the next commands."""
     report.show(runs, base / REPORT)
     say(f"runs:   {', '.join(map(quoted, runs))}")
     shown = quoted(next((run for run in runs if run.name == "dcil"), runs[-1]))
-    say(f"next:   dcil eval {shown}")
+    where = "" if data_dir == DATA_DIR else f" --data-dir {quoted(data_dir)}"
+    say(f"next:   dcil eval {shown}{where}")
     say(f"        dcil export {shown} --to safetensors --out pnet.safetensors")

@@ -6,21 +6,46 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dcil import errors
-from dcil.data import cifar, digits, imagefolder
-from dcil.data.batches import Batches, ImageData
+from dcil.data import cifar, digits, imagefolder, texts
+from dcil.data.batches import Batches, TrainingData
 from dcil.data.dataset import Dataset, Split
 from dcil.data.download import Fetch, fetch
 from dcil.data.imagefolder import ImageFolder
 from dcil.data.loader import Loader
+from dcil.data.text import TOKENS, Sequences, Text, TextLoader
 
-__all__ = ["DATASETS", "Batches", "Dataset", "ImageData", "ImageFolder", "Loader", "Split", "load", "names"]
+__all__ = [
+    "DATASETS",
+    "TEXTS",
+    "TOKENS",
+    "Batches",
+    "Dataset",
+    "ImageFolder",
+    "Loaded",
+    "Loader",
+    "Sequences",
+    "Split",
+    "Text",
+    "TextLoader",
+    "TrainingData",
+    "load",
+    "names",
+    "prepare",
+]
 
-DATASETS: dict[str, Callable[[Path, Fetch | None], ImageData]] = {
+#: What is loaded: images as they are trained on, or a text that is still to be cut into sequences.
+Loaded = TrainingData | Text
+DATASETS: dict[str, Callable[[Path, Fetch | None], Loaded]] = {
     "digits": lambda data_dir, fetch: digits.load(),
     "cifar10": lambda data_dir, fetch: cifar.load(cifar.CIFAR10, data_dir, fetch),
     "cifar100": lambda data_dir, fetch: cifar.load(cifar.CIFAR100, data_dir, fetch),
     "imagefolder": lambda data_dir, fetch: imagefolder.load(data_dir),
+    "text": lambda data_dir, fetch: texts.load_file(data_dir),
+    "shakespeare": texts.load_shakespeare,
+    "pydoc": lambda data_dir, fetch: texts.load_pydoc(),
 }
+#: Those of them that are texts.
+TEXTS = ("text", "shakespeare", "pydoc")
 
 
 def names() -> list[str]:
@@ -28,8 +53,16 @@ def names() -> list[str]:
     return list(DATASETS)
 
 
-def load(name: str, data_dir: Path, download: bool = True) -> ImageData:
-    """Load the data set `name` from below `data_dir`; with `download`, missing files are downloaded to there."""
+def load(name: str, data_dir: Path, download: bool = True) -> Loaded:
+    """Load the data set `name` from below `data_dir`; with `download`, missing files are downloaded to there.
+
+    That of `text` is the file `data_dir` itself.
+    """
     if name not in DATASETS:
         raise errors.unknown("dataset", name, DATASETS)
     return DATASETS[name](Path(data_dir), fetch if download else None)
+
+
+def prepare(loaded: Loaded, tokens: str, length: int) -> TrainingData:
+    """Return what a run trains on: of a text, sequences of `length` `tokens` ("characters" or "bytes") each."""
+    return loaded.sequences(tokens, length) if isinstance(loaded, Text) else loaded

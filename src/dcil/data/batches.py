@@ -13,7 +13,8 @@ from torch import Tensor
 from dcil.errors import UserError
 
 Batch = tuple[Tensor, Tensor]
-"""float32 normalised images (N, C, H, W) and int64 labels (N,), both on the loader's device."""
+"""float32 normalised images (N, C, H, W) and int64 labels (N,), or int64 tokens (N, T) and the next ones (N, T); both
+on the loader's device."""
 
 
 class Batches(Protocol):
@@ -27,24 +28,25 @@ class Batches(Protocol):
     def device(self) -> torch.device: ...
 
     def train(self, epoch: int) -> Iterator[Batch]:
-        """Yield every training image once, augmented, in a random order."""
+        """Yield every training image once, augmented, or every sequence, in a random order."""
 
     def test(self) -> Iterator[Batch]:
-        """Yield the test images, not augmented, in the order of the data set."""
+        """Yield the test images, not augmented, or sequences, in the order of the data set."""
 
 
-class ImageData(Protocol):
-    """Describe a data set and build its loaders, whether images are in memory or in files."""
+class TrainingData(Protocol):
+    """Describe a data set and build its loaders: images in memory or in files, or sequences of tokens."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def classes(self) -> int: ...
+    def classes(self) -> int:
+        """Return the number of classes, or of tokens in the vocabulary."""
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Return channels, height and width of a training image."""
+    def shape(self) -> tuple[int, ...]:
+        """Return channels, height and width of a training image, or the length of a sequence."""
 
     @property
     def train_size(self) -> int: ...
@@ -55,7 +57,7 @@ class ImageData(Protocol):
 
 @dataclass(frozen=True)
 class Shard:
-    """Select the images of one process: of every global batch those at positions rank, rank + world, …"""
+    """Select the images, or sequences, of a process: of every global batch those at positions rank, rank + world, …"""
 
     batch: int
     rank: int = 0

@@ -1,9 +1,9 @@
 """Engines run the training steps: ``EagerEngine`` is the reference, the graph engine the fast one on CUDA.
 
-Public: ``build``, the ``Engine`` protocol, ``EngineSettings``, ``executor`` (how a step computes), ``evaluate``,
-``process_group``, ``data_parallel`` and ``sync_batch_norm`` (several processes), ``lock`` and ``streams`` (several
-runs in one process). Private: ``cuda``, the graph engine, and ``kernels``, its Triton kernels; without CUDA graphs and
-Triton the graph engine computes the same in plain torch, and that is what the tests run on a CPU.
+Public: ``build``, the ``Engine`` protocol, ``EngineSettings``, ``StepSettings``, ``executor`` (how a step computes),
+``evaluate``, ``process_group``, ``data_parallel`` and ``sync_batch_norm`` (several processes), ``lock`` and ``streams``
+(several runs in one process). Private: ``cuda``, the graph engine, and ``kernels``, its Triton kernels; without CUDA
+graphs and Triton the graph engine computes the same in plain torch, and that is what the tests run on a CPU.
 """
 
 from __future__ import annotations
@@ -13,19 +13,35 @@ from dataclasses import replace
 from typing import Protocol
 
 import torch
+from torch.optim import Optimizer
 
 from dcil import SparseNet, Update
 from dcil.data import Batches
 from dcil.engine.data_parallel import DataParallelEngine
 from dcil.engine.eager import EagerEngine
+from dcil.engine.evaluate import Scores
 from dcil.engine.lock import PROCESS_LOCK
+from dcil.engine.own_loop import Step, make_step
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.engine.settings import EngineSettings
+from dcil.engine.step_settings import PLAIN, StepSettings
 from dcil.engine.sync_batch_norm import synchronise_batch_norms
 from dcil.errors import Diverged, UserError
 from dcil.sharding import is_sharded
 
-__all__ = ["PROCESS_LOCK", "Diverged", "EagerEngine", "Engine", "EngineSettings", "build", "selection_kernel"]
+__all__ = [
+    "PROCESS_LOCK",
+    "Diverged",
+    "EagerEngine",
+    "Engine",
+    "EngineSettings",
+    "Scores",
+    "Step",
+    "StepSettings",
+    "build",
+    "make_step",
+    "selection_kernel",
+]
 
 
 class Engine(Protocol):
@@ -38,18 +54,19 @@ class Engine(Protocol):
         """Train through the epoch with learning rate ``rate(step)``; yield each step's mask update, if any."""
 
     def totals(self) -> tuple[float, float, float]:
-        """Return the sum of the loss, the hits and the images of the last epoch."""
+        """Return the last epoch's sum of the loss, hits and number of its targets: images, or tokens."""
 
-    def evaluate(self) -> dict[str, tuple[float, float]]:
-        """Return path -> (top-1, top-5) in percent on the test images."""
+    def evaluate(self) -> dict[str, Scores]:
+        """Return path -> its scores on the test data."""
 
 
 def build(
     net: SparseNet,
-    optimizer: torch.optim.SGD,
+    optimizer: Optimizer,
     loader: Batches,
     settings: EngineSettings,
     group: ProcessGroup = SINGLE_PROCESS,
+    step_settings: StepSettings = PLAIN,
 ) -> Engine:
     """Return the engine for these settings; "auto" falls back to the eager one where the graph engine cannot train."""
     if group.world_size > 1 and settings.engine == "graph":
@@ -63,13 +80,13 @@ def build(
     if chosen.engine == "graph" and not reason:
         from dcil.engine.cuda.graph import GraphEngine
 
-        return GraphEngine(net, optimizer, loader, chosen)
+        return GraphEngine(net, optimizer, loader, chosen, step_settings)
     if group.world_size > 1 and not group.local_norms:
         synchronise_batch_norms(net, loader.device)
     chosen.apply()
     if group.world_size > 1:
-        return DataParallelEngine(net, optimizer, loader, chosen, group)
-    return EagerEngine(net, optimizer, loader, chosen)
+        return DataParallelEngine(net, optimizer, loader, chosen, group, step_settings)
+    return EagerEngine(net, optimizer, loader, chosen, step_settings)
 
 
 def obstacle(net: SparseNet, settings: EngineSettings) -> str | None:
@@ -80,12 +97,8 @@ def obstacle(net: SparseNet, settings: EngineSettings) -> str | None:
         return None
     if any(map(is_sharded, net.parameters())):
         return "its parameters must not be sharded"
-    if any(p.dtype != torch.float32 for p in net.parameters()):
-        return "its parameters must be float32"
     if net.method.loss_key(net.steps_done) is None:
         return f"{type(net.method).__name__} overrides a hook without declaring its loss_key, so it is not recorded"
-    if not all(layer.weight.requires_grad for layer in net.layers):
-        return "its prunable weights must all be trained"
     return None
 
 

@@ -1,11 +1,11 @@
 """Data-parallel training: the step that one process would make of the global batch, each process on its shard of it.
 
 DistributedDataParallel averages the gradients over the processes. A shard that is smaller than the others (the last
-batch of an epoch rarely divides) counts for as many images as it has: its loss is weighted with
+batch of an epoch rarely divides) counts for as many targets (images, or tokens) as it has: its loss is weighted with
 
-    images of the shard / images of the batch * processes
+    targets of the shard / targets of the batch * processes
 
-so that the average is the mean over the images. A process without any image takes part with a loss of 0.
+so that the average is the mean over the targets. A process without any takes part with a loss of 0.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from dcil import SparseNet, Update
 from dcil.data import Batches
 from dcil.engine.eager import EagerEngine, autocast
-from dcil.engine.evaluate import Evaluation
-from dcil.engine.executor import one_at_a_time
+from dcil.engine.evaluate import Evaluation, Scores
+from dcil.engine.executor import Inputs, one_at_a_time
 from dcil.engine.process_group import ProcessGroup
 from dcil.engine.settings import EngineSettings
+from dcil.engine.step_settings import PLAIN, StepSettings
 
 
 class DataParallelEngine(EagerEngine):
@@ -35,42 +37,49 @@ class DataParallelEngine(EagerEngine):
     """
 
     def __init__(
-        self, net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, settings: EngineSettings, group: ProcessGroup
+        self,
+        net: SparseNet,
+        optimizer: Optimizer,
+        loader: Batches,
+        settings: EngineSettings,
+        group: ProcessGroup,
+        step_settings: StepSettings = PLAIN,
     ) -> None:
-        super().__init__(net, optimizer, loader, settings)
+        super().__init__(net, optimizer, loader, settings, step_settings)
         self.group = group
         # One path at a time is several backward passes, each through some of the parameters: DDP expects one.
         self.parallel = None if settings.low_memory else parallel(net)
 
     def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Update | None]:
-        images = float(self.group.sum(torch.tensor(len(y), dtype=torch.double, device=x.device)))
-        weight = len(y) * self.group.world_size / images
+        targets = float(self.group.sum(torch.tensor(y.numel(), dtype=torch.double, device=x.device)))
+        weight = y.numel() * self.group.world_size / targets
 
-        def loss(outputs: Mapping[str, Tensor], target: Tensor) -> Tensor:
-            if not len(target):  # the mean of no images is NaN; the sum is 0
+        def loss(outputs: Mapping[str, Tensor], y: Tensor) -> Tensor:
+            if not len(y):  # the mean of nothing is NaN; the sum is 0
                 return torch.stack([output.sum() for output in outputs.values()]).sum()
-            return self.net.loss(outputs, target) * weight
+            return self.loss(outputs, y) * weight
 
         with autocast(x.device, self.settings):
             if self.parallel is None:
                 self.optimizer.zero_grad()
-                output, part = one_at_a_time(self.executor, self.net.method.paths, loss, x, y)
-                totals = self.totals_of(part * images / self.group.world_size, output, y)
+                output, part = one_at_a_time(self.executor, self.net.method.paths, loss, Inputs((x,)), y)
+                totals = self.totals_of(part * targets / self.group.world_size, output, y)
                 self.average_gradients(self.net.parameters())
             else:
                 output = self.parallel(x)
                 part = loss(output, y)
-                totals = self.totals_of(part * images / self.group.world_size, output, y)
+                totals = self.totals_of(part * targets / self.group.world_size, output, y)
                 self.optimizer.zero_grad()
                 part.backward()  # type: ignore[no-untyped-call]
         self.average_gradients(self.net.buffers())  # a method may train buffers
+        self.step_settings.clip(self.net.parameters())
         self.optimizer.step()
         return totals, self.net.step(self.optimizer)
 
     def totals_of(self, loss: Tensor, output: Mapping[str, Tensor], y: Tensor) -> Tensor:
-        """Return loss, hits and images summed over the global batch; a loss that is not finite stops every process."""
-        hits = (output["pruned"].detach().argmax(1) == y).sum()
-        totals = self.group.sum(torch.stack([loss.detach(), hits, torch.full_like(hits, len(y))]).double())
+        """Return loss, hits and targets summed over the global batch; a loss that is not finite stops every process."""
+        hits = (output["pruned"].detach().argmax(-1) == y).sum()
+        totals = self.group.sum(torch.stack([loss.detach(), hits, torch.full_like(hits, y.numel())]).double())
         self.check(totals[0] / totals[2])
         return totals
 
@@ -92,13 +101,13 @@ class DataParallelEngine(EagerEngine):
         for tensor, mean in zip(tensors, means, strict=True):
             tensor.copy_(mean.view_as(tensor))
 
-    def evaluate(self) -> dict[str, tuple[float, float]]:
-        """Return path -> (top-1, top-5) in percent; every image is counted once, by the process whose shard has it."""
+    def evaluate(self) -> dict[str, Scores]:
+        """Return path -> scores; every target is counted once, by the process whose shard has it."""
         self.synchronise()
         evaluation = Evaluation(self.net, self.loader.device)
         with autocast(self.loader.device, self.settings):
             evaluation.run(self.loader.test(), lambda batch: evaluation.add(*batch))
-        return evaluation.accuracy(self.group.sum)
+        return evaluation.scores(self.group.sum)
 
     def synchronise(self) -> None:
         """Average norm statistics that every process tracks for itself, and check that the masks are equal."""

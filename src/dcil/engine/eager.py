@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from dcil import SparseNet, Update
 from dcil.data import Batches
-from dcil.engine.evaluate import evaluate
-from dcil.engine.executor import EagerExecutor, one_at_a_time
+from dcil.engine.evaluate import Scores, evaluate
+from dcil.engine.executor import EagerExecutor, Inputs, one_at_a_time
 from dcil.engine.settings import EngineSettings
+from dcil.engine.step_settings import PLAIN, StepSettings
 from dcil.errors import Diverged
 
 
@@ -37,14 +39,22 @@ class EagerEngine:
 
     name = "eager"
 
-    def __init__(self, net: SparseNet, optimizer: torch.optim.SGD, loader: Batches, settings: EngineSettings) -> None:
+    def __init__(
+        self,
+        net: SparseNet,
+        optimizer: Optimizer,
+        loader: Batches,
+        settings: EngineSettings,
+        step_settings: StepSettings = PLAIN,
+    ) -> None:
         self.net, self.optimizer, self.loader, self.settings = net, optimizer, loader, settings
+        self.step_settings = step_settings
         self.executor = EagerExecutor(net)
         self._totals = torch.zeros(3, dtype=torch.double)
 
     def epoch(self, epoch: int, rate: Callable[[int], float]) -> Iterator[Update | None]:
         """Train through the epoch; yield each step's mask update, if any."""
-        self._totals = torch.zeros(3, dtype=torch.double, device=self.loader.device)  # loss, hits, images
+        self._totals = torch.zeros(3, dtype=torch.double, device=self.loader.device)  # loss, hits, targets
         for i, (x, y) in enumerate(self.loader.train(epoch)):
             for group in self.optimizer.param_groups:
                 group["lr"] = rate(i)
@@ -53,34 +63,39 @@ class EagerEngine:
             yield update
 
     def totals(self) -> tuple[float, float, float]:
-        """Return the sum of the loss, the hits and the images of the last epoch."""
-        loss, hits, images = self._totals.tolist()
-        return loss, hits, images
+        """Return the sum of the loss over the targets, the hits and the targets of the last epoch."""
+        loss, hits, targets = self._totals.tolist()
+        return loss, hits, targets
+
+    def loss(self, outputs: Mapping[str, Tensor], y: Tensor) -> Tensor:
+        """Return the loss of a batch."""
+        return self.step_settings.loss(self.net, outputs, y)
 
     def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Update | None]:
         """Run one optimizer step; return what it adds to the totals, and its mask update, if any."""
         with autocast(x.device, self.settings):
             if self.settings.low_memory:
                 self.optimizer.zero_grad()
-                output, loss = one_at_a_time(self.executor, self.net.method.paths, self.net.loss, x, y)
+                output, loss = one_at_a_time(self.executor, self.net.method.paths, self.loss, Inputs((x,)), y)
                 self.check(loss)
             else:
                 outputs = self.net(x)
-                output, loss = outputs, self.net.loss(outputs, y)
+                output, loss = outputs, self.loss(outputs, y)
                 self.check(loss)
                 self.optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
+        self.step_settings.clip(self.net.parameters())
         self.optimizer.step()
         update = self.net.step(self.optimizer)
-        hits = (output["pruned"].detach().argmax(1) == y).sum()
-        return torch.stack([loss.detach() * len(y), hits, torch.full_like(hits, len(y))]).double(), update
+        hits = (output["pruned"].detach().argmax(-1) == y).sum()
+        return torch.stack([loss.detach() * y.numel(), hits, torch.full_like(hits, y.numel())]).double(), update
 
     def check(self, loss: Tensor) -> None:
         """Raise Diverged unless the loss is finite."""
         if not math.isfinite(value := loss.item()):
             raise diverged(self.net.steps_done + 1, value, self.optimizer.defaults["lr"])
 
-    def evaluate(self) -> dict[str, tuple[float, float]]:
-        """Return path -> (top-1, top-5) in percent on the test images."""
+    def evaluate(self) -> dict[str, Scores]:
+        """Return path -> its scores on the test data."""
         with autocast(self.loader.device, self.settings):
             return evaluate(self.net, self.loader)

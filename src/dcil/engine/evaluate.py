@@ -1,36 +1,46 @@
-"""Accuracy of the paths of a network on the test images. The only code that counts hits over test batches."""
+"""Accuracy and loss of the paths of a network on the test data. The only code that counts hits over test batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dcil import SparseNet
 from dcil.data import Batches, Loader
 from dcil.data.batches import Batch
+from dcil.engine.step_settings import by_target
 
 #: A test batch, or whatever stands for one (the engine that replays a recording passes its size).
 B = TypeVar("B")
 LARGE_BATCH, LARGE_PIXELS = 2000, 2**24  # images and pixels of a large test batch
 
 
+class Scores(NamedTuple):
+    """Accuracies in percent, and the mean cross-entropy in nats, per target: an image, or a token to be predicted."""
+
+    top1: float
+    top5: float
+    loss: float
+
+
 class Evaluation:
-    """Hit counts on the device: one row (top-1, top-5) for each path, and the number of images in the last row."""
+    """Sums on the device: a row (top-1 hits, top-5 hits, loss) for each path, and the number of targets in the last."""
 
     def __init__(self, net: SparseNet, device: torch.device, paths: Iterable[str] | None = None) -> None:
         self.net, self.paths = net, tuple(net.method.paths if paths is None else paths)
-        self.counts = torch.zeros(len(self.paths) + 1, 2, dtype=torch.long, device=device)
+        self.counts = torch.zeros(len(self.paths) + 1, 3, dtype=torch.double, device=device)
 
     @torch.no_grad()
     def add(self, x: Tensor, y: Tensor, logits: Callable[[str, Tensor], Tensor] | None = None) -> None:
         """Count one batch; ``logits(path, x)`` defaults to the network's own path."""
         compute = logits or self.net.path
-        for row, path in zip(self.counts, self.paths, strict=False):  # the last row is for the images
-            row.add_(correct(compute(path, x), y))
-        self.counts[-1].add_(len(y))
+        for row, path in zip(self.counts, self.paths, strict=False):  # the last row is for the targets
+            row.add_(summed(by_target(compute(path, x)), y.flatten()))
+        self.counts[-1].add_(y.numel())
 
     def run(self, batches: Iterable[B], add: Callable[[B], None]) -> None:
         """Start from zero and call ``add`` for every batch, with the network in evaluation mode."""
@@ -43,28 +53,29 @@ class Evaluation:
 
     def top1(self) -> Tensor:
         """Return the top-1 accuracy of each path in percent, on the device: nothing waits for it."""
-        return 100 * self.counts[:-1, 0].double() / self.counts[-1, 0]
+        return 100 * self.counts[:-1, 0] / self.counts[-1, 0]
 
-    def accuracy(self, total: Callable[[Tensor], Tensor] = lambda counts: counts) -> dict[str, tuple[float, float]]:
-        """Return path -> (top-1, top-5) in percent; waits for the device. ``total`` sums counts over processes."""
-        *hits, (images, _) = total(self.counts).tolist()
+    def scores(self, total: Callable[[Tensor], Tensor] = lambda counts: counts) -> dict[str, Scores]:
+        """Return path -> scores; waits for the device. ``total`` sums counts over processes."""
+        *sums, (targets, *_) = total(self.counts).tolist()
         return {
-            path: (100 * top1 / images, 100 * top5 / images)
-            for path, (top1, top5) in zip(self.paths, hits, strict=True)
+            path: Scores(100 * top1 / targets, 100 * top5 / targets, loss / targets)
+            for path, (top1, top5, loss) in zip(self.paths, sums, strict=True)
         }
 
 
-def evaluate(net: SparseNet, batches: Batches) -> dict[str, tuple[float, float]]:
-    """Return path -> (top-1, top-5) in percent, in one pass over the images; waits for the device once, at the end."""
+def evaluate(net: SparseNet, batches: Batches) -> dict[str, Scores]:
+    """Return path -> scores, in one pass over the test data; waits for the device once, at the end."""
     evaluation = Evaluation(net, batches.device)
     evaluation.run(batches.test(), lambda batch: evaluation.add(*batch))
-    return evaluation.accuracy()
+    return evaluation.scores()
 
 
-def correct(logits: Tensor, target: Tensor) -> Tensor:
-    """Return how many targets are the first, and among the first five, of the logits."""
+def summed(logits: Tensor, target: Tensor) -> Tensor:
+    """Return how many targets are the first, and among the first five, of the logits, and the sum of the losses."""
     ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == target[:, None]
-    return torch.stack([ranked[:, 0].sum(), ranked.sum()])
+    loss = F.cross_entropy(logits.float(), target, reduction="none").double().sum()
+    return torch.stack([ranked[:, 0].sum().double(), ranked.sum().double(), loss])
 
 
 def large_batch_size(loader: Loader) -> int:

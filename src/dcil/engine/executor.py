@@ -1,55 +1,74 @@
 """Executors: how a step computes the outputs of the paths and the gradient of the loss.
 
-The one here runs the network as it is; ``engine.cuda`` has those that put the paths on streams or fuse the network.
+The one here runs the network as it is; ``engine.cuda`` has those that put the paths on streams, compile or fuse them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from dcil import SparseNet
 
-Outputs = dict[str, Tensor]
-Loss = Callable[[Outputs, Tensor], Tensor]
+#: Path -> what the network returns.
+Outputs = dict[str, Any]
+Loss = Callable[[Outputs, Any], Tensor]
+#: Parameter -> its gradient; one flat tensor may hold all of them.
+Gradients = dict[Tensor, Tensor]
 #: Called with the detached outputs and loss of a step.
 OnLoss = Callable[[Outputs, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the network is called with."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def only(self) -> Tensor | None:
+        """The tensor that is all of the inputs, if it is one."""
+        found = self.args[0] if len(self.args) == 1 and not self.kwargs else None
+        return found if isinstance(found, Tensor) else None
 
 
 class Executor(Protocol):
     def begin(self) -> None:
         """Called before the first path of a step, when the weights are final."""
 
-    def outputs(self, x: Tensor, paths: Iterable[str], track: bool = True) -> Outputs:
+    def outputs(self, inputs: Inputs, paths: Iterable[str], track: bool = True) -> Outputs:
         """Return the outputs of the paths; without ``track`` the running statistics do not change."""
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of ``loss`` to those before it in this step."""
 
-    def finish(self) -> None:
-        """Called after the last ``backward``; afterwards the gradient is where the optimizer reads it."""
+    def finish(self) -> Gradients:
+        """Called after the last ``backward``; return the gradients, which are where the optimizer reads them."""
 
 
-def _ignore(outputs: Outputs, loss: Tensor) -> None: ...
+def ignore(outputs: Outputs, loss: Tensor) -> None: ...
 
 
 def all_at_once(
-    executor: Executor, paths: Iterable[str], loss: Loss, x: Tensor, y: Tensor, on_loss: OnLoss = _ignore
+    executor: Executor, paths: Iterable[str], loss: Loss, inputs: Inputs, target: Any, on_loss: OnLoss = ignore
 ) -> tuple[Outputs, Tensor]:
     """Compute outputs, loss and gradient of a step; ``on_loss`` is called before the backward pass."""
-    outputs = executor.outputs(x, paths)
-    value = loss(outputs, y)
-    result = {path: output.detach() for path, output in outputs.items()}, value.detach()
+    outputs = executor.outputs(inputs, paths)
+    value = loss(outputs, target)
+    result = {path: detached(output) for path, output in outputs.items()}, value.detach()
     on_loss(*result)
     executor.backward(value)
     return result
 
 
 def one_at_a_time(
-    executor: Executor, paths: Iterable[str], loss: Loss, x: Tensor, y: Tensor, on_loss: OnLoss = _ignore
+    executor: Executor, paths: Iterable[str], loss: Loss, inputs: Inputs, target: Any, on_loss: OnLoss = ignore
 ) -> tuple[Outputs, Tensor]:
     """Compute the same with one path's activations in memory: d f(p, s) = d f(p, const) + d f(const, s).
 
@@ -57,15 +76,28 @@ def one_at_a_time(
     """
     names = list(paths)
     with torch.no_grad():
-        known = {name: executor.outputs(x, [name], track=False)[name] for name in names[1:]}
+        known = {name: executor.outputs(inputs, [name], track=False)[name] for name in names[1:]}
     value = torch.zeros(())
     for name in names:
-        known |= executor.outputs(x, [name])
-        value = loss({path: known[path] for path in names if path in known}, y)
+        known |= executor.outputs(inputs, [name])
+        value = loss({path: known[path] for path in names if path in known}, target)
         executor.backward(value)
-        known = {path: output.detach() for path, output in known.items()}
+        known = {path: detached(output) for path, output in known.items()}
     on_loss(known, value.detach())
     return known, value.detach()
+
+
+def detached(output: Any) -> Any:
+    """The output without its history, as far as it is made of what torch knows, or of dataclasses."""
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.detach()
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{f.name: detached(getattr(value, f.name)) for f in fields(value) if f.init})
+        return value
+
+    return tree_map(leaf, output)
 
 
 class EagerExecutor:
@@ -76,20 +108,20 @@ class EagerExecutor:
 
     def begin(self) -> None: ...
 
-    def outputs(self, x: Tensor, paths: Iterable[str], track: bool = True) -> Outputs:
+    def outputs(self, inputs: Inputs, paths: Iterable[str], track: bool = True) -> Outputs:
         if track:
-            return {path: self.net.path(path, x) for path in paths}
-        return {path: self.untracked(path, x) for path in paths}
+            return {path: self.net.path(path, *inputs.args, **inputs.kwargs) for path in paths}
+        return {path: self.untracked(path, inputs) for path in paths}
 
-    def untracked(self, path: str, x: Tensor) -> Tensor:
+    def untracked(self, path: str, inputs: Inputs) -> Any:
         """Return the path's output computed with copies of its buffers and attributes."""
         tensors = self.net.tensors(path)
         buffers = {name: tensors.get(name, buffer).clone() for name, buffer in self.net.model.named_buffers()}
         with self.net._checks.attributes.trial(path, self.net.model):
-            out: Tensor = self.net.call(tensors | buffers, x)
-        return out
+            return self.net.call(tensors | buffers, *inputs.args, **inputs.kwargs)
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def finish(self) -> None: ...
+    def finish(self) -> Gradients:
+        return {p: p.grad for p in self.net.parameters() if p.grad is not None}

@@ -10,7 +10,7 @@ from dcil.errors import unknown
 
 ENGINES = ("auto", "eager", "graph")
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")
-EXECUTORS = ("auto", "plain", "streams", "stacked")
+EXECUTORS = ("auto", "plain", "compiled", "streams", "stacked")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,9 @@ class EngineSettings:
     precision    of convolutions and matrix products; weights, gradients and statistics are always float32
     low_memory   hold the activations of one path at a time, for one more forward pass per step
     shared_gpu   other runs train on the same GPU: minimise the total work, not the time of one step
-    executor     of the graph engine: the network as it is (plain), fused with paths on streams, or fused and stacked
+    executor     of the graph engine: the network as it is (plain), compiled, fused with paths on streams, or fused and
+                 stacked; auto: fused where the network can be rewritten, else compiled
+    compiler     the backend of torch.compile
     """
 
     engine: str = "auto"
@@ -28,6 +30,7 @@ class EngineSettings:
     low_memory: bool = False
     shared_gpu: bool = False
     executor: str = "auto"
+    compiler: str = "inductor"
 
     def __post_init__(self) -> None:
         for kind, allowed in (("engine", ENGINES), ("precision", PRECISIONS), ("executor", EXECUTORS)):

@@ -28,15 +28,14 @@ class DCIL(Method):
 
     kl            lambda of Eq. 4; 0 is the paper's "DCIL w/o KL"
     temperature   T of Eq. 4
-    warmup        part of ``steps`` without the KL terms, while there is nothing to learn from the other net
-                  (the paper: 70 of 300 epochs)
+    warmup        part of ``steps`` without the KL terms, when there is little to learn (the paper: 70 of 300 epochs)
     distill       "softmax" (Eq. 4), "sigmoid" (binary, multi-label), "mse" (regression) or a function
                   (student, teacher) -> scalar, which gets every position; None is "softmax" for cross-entropy,
                   other tasks must say
     class_dim     the dimension of the classes in the logits; None finds it by the classifier's outputs
 
-    Against the authors' code: exactly floor(s * n) weights go instead of one more, and the teacher's
-    probabilities are not shifted by 1e-7, since log-softmax is finite anyway.
+    Against the authors' code: exactly floor(s * n) weights go, not one more; the teacher's probabilities are not
+    shifted by 1e-7, log-softmax being finite; the super net's classifier begins as a copy of the pruned net's.
     """
 
     kl: float = 1.0

@@ -19,7 +19,9 @@ class DPF(Method):
         W <- W - lr * grad_{M*W} L(M * W)                                         (Kim et al. 2022, Eq. 2)
 
     freeze   stop moving the masks once the target sparsity is reached. The DCIL authors' rerun moves them to the
-             end (False); a public DPF implementation freezes them for the last quarter (True).
+             end (False); a public third-party implementation freezes them for the last quarter (True). Its timing is
+             another one: its sparsity grows per step (``smooth``), its first update comes after step 15, and its last
+             is the last multiple of 16 before the target; here the target step itself has the last update.
 
     The masks never move after ``steps``, so training on from there is the paper's fine-tuning with a fixed mask.
     """
@@ -31,4 +33,6 @@ class DPF(Method):
 
     @property
     def timeline(self) -> Timeline:
-        return replace(super().timeline, last=self.target_step) if self.freeze else super().timeline
+        if not self.freeze:
+            return super().timeline
+        return replace(super().timeline, last=self.target_step, extra=(self.target_step,))

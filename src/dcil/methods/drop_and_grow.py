@@ -13,7 +13,7 @@ from dcil.granularity import Granularity, Weight
 from dcil.method import StepContext
 from dcil.methods.zeroed import Zeroed, zero_pruned
 from dcil.schedule import Constant, Schedule, Timeline
-from dcil.scope import Scope, Uniform, apportion
+from dcil.scope import Scope, Uniform
 from dcil.selection import largest_among
 from dcil.sharding import count_true, like
 from dcil.weight import PrunableWeight
@@ -77,7 +77,7 @@ class DropAndGrow(Zeroed):
         """Weights per layer at the start."""
         sizes = [layer.weight.numel() for layer in layers]
         shares = self.scope.sparsities(layers, self.sparsity) or [self.sparsity] * len(layers)
-        pruned = apportion(shares, sizes, int(self.sparsity * sum(sizes)))
+        pruned = self.scope.counts(shares, sizes, int(self.sparsity * sum(sizes)), sizes)
         return [size - gone for size, gone in zip(sizes, pruned, strict=True)]
 
     def noise(self, context: StepContext) -> list[Tensor]:

@@ -8,7 +8,8 @@ from typing import ClassVar
 from dcil.granularity import Filter, Granularity
 from dcil.method import Method, StepContext
 from dcil.schedule import Constant, Cubic, Schedule, Timeline
-from dcil.scope import Scope, Uniform
+from dcil.scope import Scope, Uniform, UniformFloor
+from dcil.validation import new_default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,19 +17,23 @@ class FiltersPerEpoch(Method):
     """Prune the same part of every layer's filters after each epoch.
 
     gradual   let the sparsity grow along the schedule; the originals prune all of it before the first epoch
+
+    As in the originals each layer loses floor(sparsity * filters), 28.5 % of ResNet-32's when 30 % are asked for, and
+    shortcut convolutions are left alone. ``scope=Uniform()`` makes the total exact.
     """
 
     every: int = 0
     gradual: bool = False
     granularity: Granularity = Filter()
-    scope: Scope = Uniform()
+    scope: Scope = new_default(UniformFloor(), before=Uniform())
+    shortcuts: bool = new_default(False, before=True)
     schedule: Schedule = Constant()
 
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Filter,)
 
     @property
     def timeline(self) -> Timeline:
-        return replace(super().timeline, extra=(self.target_step, self.steps))
+        return replace(super().timeline, extra=(self.steps,))
 
     @property
     def active_schedule(self) -> Schedule:

@@ -24,7 +24,8 @@ class FPGM(FiltersPerEpoch, Zeroed):
 
     Pruned filters get no gradient. The original lets leftover momentum revive them between epochs, against its own
     intention; here momentum is cleared. A zero filter lies near the median, so it is usually chosen again.
-    Original: the same part of every layer, distance only (its rate_norm = 1). Protocol: gradual.
+    Original: the same part of every layer, rounded down in each, shortcut convolutions left alone; distance only (its
+    rate_norm = 1). Protocol: gradual, on the paper's prunable layers, exact over the network.
     """
 
     def group_scores(self, layer: PrunableWeight, state: State) -> Tensor:

@@ -17,9 +17,11 @@ class GMP(Zeroed):
 
         s(t) = s_f + (s_i - s_f) (1 - (t - t_0) / (n dt))^3
 
-    Original: every 100 iterations, the same sparsity in every layer, stem dense, classifier sparse; weights are
-    written as w * m (tfmot), and here their momentum is cleared too, so that they stay zero.
-    Protocol: every 16 iterations, one ranking across the paper's prunable layers.
+    Original: every 100 iterations, the sparsity growing with every step (from Python: ``smooth``, where ``epoch_steps``
+    is given), the same in every layer, stem dense, classifier sparse; weights are written as w * m (tfmot), and here
+    their momentum is cleared too, so that they stay zero. Where the target step is no multiple of 100 it has an update
+    of its own: the original misses the target then.
+    Protocol: every 16 iterations, growing once per epoch, one ranking across the paper's prunable layers.
     """
 
     every: int = 100
@@ -31,4 +33,4 @@ class GMP(Zeroed):
 
     @property
     def timeline(self) -> Timeline:
-        return replace(super().timeline, last=self.target_step)
+        return replace(super().timeline, last=self.target_step, extra=(self.target_step,))

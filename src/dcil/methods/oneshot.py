@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
-from dcil.method import Phase, StepContext
+from dcil.method import StepContext
 from dcil.methods.zeroed import Zeroed
 from dcil.optimizer_state import reset_state
-from dcil.schedule import AtSteps, Schedule, Timeline
+from dcil.schedule import AtSteps, Phase, Schedule, Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,8 @@ class OneShot(Zeroed):
     fresh     start the fine-tuning with an empty optimizer
     constant  fine-tune at a constant learning rate
 
-    Original (Liu et al. 2019's code): 160 epochs, one global ranking, 40 epochs at 0.001 with a fresh optimizer.
+    Original (Liu et al. 2019's code): 160 epochs, one global ranking, 40 epochs at 0.001 with a fresh optimizer. It
+    keeps what is above the element at floor(s * n), so one weight more goes than the floor(s * n) that go here.
     Protocol: pruned at the target epoch, with the learning-rate schedule of every other method.
     """
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from dcil.criteria import State
-from dcil.method import Phase, StepContext
+from dcil.method import StepContext
 from dcil.methods.zeroed import Zeroed, zero_pruned
 from dcil.optimizer_state import reset_state
-from dcil.schedule import AtSteps, Schedule, Timeline
+from dcil.schedule import AtSteps, Phase, Schedule, Timeline
 from dcil.weight import PrunableWeight
 
 

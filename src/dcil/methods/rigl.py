@@ -27,6 +27,7 @@ class RigL(DropAndGrow):
 
     drop    alpha of the paper
 
+    A layer with fewer empty places than it drops grows the rest where it has just dropped; a dense one stays as it is.
     Original: every 100 iterations until 75 % of the training, ERK, every layer sparse but the classifier's norms.
     Protocol: the same, on the paper's prunable layers. The original skips the optimizer step in which the masks
     change; here the user's loop has taken it already.
@@ -52,8 +53,7 @@ class RigL(DropAndGrow):
     def moved(self, context: StepContext) -> list[tuple[int, int]]:
         """(kept weights, weights to move) of each layer. The first never changes: no need to read it back."""
         fraction = self.drop_at(context.step)
-        counts = zip(context.layers, self.start_counts(context.layers), strict=True)
-        return [(nnz, min(int(fraction * nnz), layer.weight.numel() - nnz)) for layer, nnz in counts]
+        return [(nnz, int(fraction * nnz)) for nnz in self.start_counts(context.layers)]
 
     def survivors(self, context: StepContext) -> list[Tensor]:
         counts = zip(context.layers, self.moved(context), strict=True)

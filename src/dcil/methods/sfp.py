@@ -20,8 +20,10 @@ class SFP(FiltersPerEpoch):
 
     There is no mask in the forward pass: a zeroed filter gets gradients and may grow back until the next time.
     Momentum and weight decay are left alone. Evaluation sees the filters of the last update as zero.
-    Original: the same part of every layer, before the first and after every epoch, the last included.
-    Protocol: gradual. The ranking stays within the layer, as the paper's tables say of SFP.
+    Original: the same part of every layer, rounded down in each, shortcut convolutions left alone; before the first
+    and after every epoch, the last included.
+    Protocol: gradual, on the paper's prunable layers, exact over the network. The ranking stays within the layer, as
+    the paper's tables say of SFP.
     """
 
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.whole}

@@ -59,6 +59,7 @@ class WideResNet(nn.Module):
         self.bn = nn.BatchNorm2d(64 * width)
         self.fc = nn.Linear(64 * width, classes)
         initialize(self)
+        nn.init.zeros_(self.fc.bias)  # as in the authors' code
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layer3(self.layer2(self.layer1(self.conv1(x))))

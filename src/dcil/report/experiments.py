@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dcil.runs.read import RecordedRun
+from dcil.train.config import EARLIER
 
 # Fields of a config, and of the method in it, that do not make another experiment.
 SEED_AND_PATHS = frozenset({"seed", "out", "resume", "data_dir"})
@@ -79,6 +80,6 @@ def settings(run: RecordedRun, without: frozenset[str] = frozenset()) -> str:
     def kept(record: Mapping[str, object]) -> dict[str, object]:
         return {key: value for key, value in record.items() if key not in left_out}
 
-    config = kept(run.config)
+    config = kept(EARLIER | dict(run.config))
     method = config.get("method")
     return json.dumps(config | {"method": kept(method)} if isinstance(method, Mapping) else config, sort_keys=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 NONE = "\N{EN DASH}"
 NOT_RUN = "not run"
@@ -29,6 +31,11 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     if not values:
         return ""
     return plus_minus(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, digits)
+
+
+def bits_per_byte(loss: float, text: Mapping[str, Any]) -> float:
+    """Convert nats per token of a run's ``text``, as config.json describes it, to bits per byte of that text."""
+    return float(loss / math.log(2) / text["bytes_per_token"])
 
 
 def duration(seconds: float) -> str:

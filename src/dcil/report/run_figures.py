@@ -1,4 +1,4 @@
-"""Figures of the run report: accuracy, sparsity and mask flips over time, and sparsity by layer.
+"""Figures of the run report: accuracy or loss, sparsity and mask flips over time, and sparsity by layer.
 
 Each experiment is a line, with a band of one standard deviation over its seeds.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dcil.report.experiments import Experiment
+from dcil.report.measure import Measure, measure_of, measures_of
 from dcil.report.page import Picture
 from dcil.report.theme import BAND, Style, is_narrow, log_scale, picture, plot_line, whole_ticks
-from dcil.runs.read import MaskUpdate, RecordedRun
+from dcil.runs.read import EpochMetrics, MaskUpdate, RecordedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,9 +31,10 @@ def pictures(experiments: Sequence[Experiment], style: Mapping[str, Style]) -> l
     started = [one for one in experiments if one.first.epochs]
     pruned = [one for one in started if not one.first.dense]
     counted = [one for one in pruned if one.first.layers]
-    drawn: list[Picture] = []
-    if started:
-        drawn.append(accuracy(started, style))
+    drawn = [
+        curves(measure, [one for one in started if measure_of(one.first) == measure], style)
+        for measure in measures_of(one.first for one in started)
+    ]
     if pruned:
         drawn.append(sparsity(pruned, style))
     note = UNFINISHED_NOTE if len(counted) < len(pruned) else ""
@@ -44,59 +46,65 @@ def pictures(experiments: Sequence[Experiment], style: Mapping[str, Style]) -> l
     return drawn
 
 
-def accuracy(experiments: Sequence[Experiment], style: Mapping[str, Style]) -> Picture:
-    """Draw test accuracy by epoch: pruned path solid, super path dotted."""
+def curves(measure: Measure, experiments: Sequence[Experiment], style: Mapping[str, Style]) -> Picture:
+    """Draw accuracy or loss by epoch: pruned path solid, super path dotted."""
     runs = [run for one in experiments for run in one.runs]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for one in experiments:
-            curves = list(zip(*([epoch.top1 for epoch in run.epochs] for run in one.runs), strict=False))
-            means = [statistics.fmean(values) for values in curves]
-            look = style[one.label]
+            curve, look = _where_all_have_it(one, measure.at), style[one.label]
+            means = [statistics.fmean(values) for values in curve.values()]
             if len(one.runs) > 1:
-                spread = [statistics.stdev(values) for values in curves]
+                spread = [statistics.stdev(values) for values in curve.values()]
                 low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
-                axes.fill_between(range(1, len(means) + 1), low, high, color=look.colour, alpha=BAND, linewidth=0)
-            plot_line(axes, range(1, len(means) + 1), means, look, 1.7 if len(experiments) <= 6 else 1.2)
-            beside = _super_path(one)
-            if beside:
-                axes.plot(*zip(*beside, strict=True), color=look.colour, linewidth=1.1, linestyle=(0, (1, 1.6)))
-        axes.set_ylim(*_limits(runs))
-        _by_epoch(axes, runs, "test accuracy, %")
+                axes.fill_between(list(curve), low, high, color=look.colour, alpha=BAND, linewidth=0)
+            plot_line(axes, list(curve), means, look, 1.7 if len(experiments) <= 6 else 1.2)
+            if beside := _where_all_have_it(one, measure.super):
+                means = [statistics.fmean(values) for values in beside.values()]
+                axes.plot(list(beside), means, color=look.colour, linewidth=1.1, linestyle=(0, (1, 1.6)))
+        axes.set_ylim(*_limits(measure, runs))
+        _by_epoch(axes, runs, measure.axis)
 
+    begins = "starts at the lowest" if measure.sign > 0 else "ends at the highest"
     caption = (
         "Look at how steady a line is as well as where it ends. "
-        "The axis starts at the lowest point after the first tenth of the epochs, so every later dip is in view."
+        f"The axis {begins} point after the first tenth of the epochs, so every later dip is in view."
     )
-    if any(_super_path(one) for one in experiments):
+    if any(_where_all_have_it(one, measure.super) for one in experiments):
         caption += " Dotted: the super path, which sees all weights."
     if any(len(one.runs) > 1 for one in experiments):
         caption += " Bands: ± the standard deviation over seeds."
-    return picture("Test accuracy by epoch", caption, draw, 4.4, _key(experiments, style))
+    return picture(f"{measure.title} by epoch", caption, draw, 4.4, _key(experiments, style))
 
 
-def _super_path(one: Experiment) -> list[tuple[int, float]]:
-    """Return (epoch, mean accuracy of the super path), where all runs have it."""
-    rows = zip(*(run.epochs for run in one.runs), strict=False)
-    columns = [(row[0].epoch, [epoch.top1_super for epoch in row]) for row in rows]
-    return [
-        (epoch, statistics.fmean(v for v in found if v is not None)) for epoch, found in columns if None not in found
-    ]
+def _where_all_have_it(one: Experiment, pick: Callable[[EpochMetrics], float | None]) -> dict[int, list[float]]:
+    """Map epoch -> a value per run, for the epochs in which every run has one."""
+    found: dict[int, list[float]] = {}
+    for row in zip(*(run.epochs for run in one.runs), strict=False):
+        values = [value for epoch in row if (value := pick(epoch)) is not None]
+        if len(values) == len(one.runs):
+            found[row[0].epoch] = values
+    return found
 
 
 def _key(experiments: Sequence[Experiment], style: Mapping[str, Style]) -> list[Style]:
     return [style[one.label] for one in experiments]
 
 
-def _limits(runs: Sequence[RecordedRun]) -> tuple[float, float]:
-    """Return the lowest accuracy after the first tenth of the epochs (all start near chance) and the highest of all."""
+def _limits(measure: Measure, runs: Sequence[RecordedRun]) -> tuple[float, float]:
+    """Return the worst value after the first tenth of the epochs (all start near chance) and the best of all, in the
+    order of the axis."""
     seen, settled = [], []
     for run in runs:
-        curve = [(epoch.top1, epoch.top1 if epoch.top1_super is None else epoch.top1_super) for epoch in run.epochs]
-        seen += [value for pair in curve for value in pair]
-        settled += [value for pair in curve[len(curve) // 10 :] for value in pair]
-    low, high = min(settled), max(seen)
+        curve = [[v for v in (measure.at(epoch), measure.super(epoch)) if v is not None] for epoch in run.epochs]
+        seen += [value for values in curve for value in values]
+        settled += [value for values in curve[len(curve) // 10 :] for value in values]
+    if measure.sign < 0:
+        low, high = min(seen, default=0.0), max(settled, default=1.0)
+        room = max(0.06 * (high - low), 0.01)
+        return max(low - room, 0.0), high + room
+    low, high = min(settled, default=0.0), max(seen, default=100.0)
     room = max(0.06 * (high - low), 0.5)
     return max(low - room, -1.0), min(high + room, 101.0)
 

@@ -9,19 +9,28 @@ from pathlib import Path
 from dcil.errors import UserError
 from dcil.report import run_figures, run_table, tradeoffs
 from dcil.report.experiments import experiments
+from dcil.report.measure import ACCURACY, LOSS, measures_of
 from dcil.report.page import Block, Details, Heading, Paragraph, Table, TableRow, html
 from dcil.report.theme import Style, styles
 from dcil.runs.outputs import write_output_text
 from dcil.runs.printable import printable
 from dcil.runs.read import RecordedRun
 
+MEASURED = {
+    ACCURACY: "Accuracy is top-1 on the test set, in percent, of the pruned network. ",
+    LOSS: (
+        "Of a text the loss is the mean cross-entropy of the tokens that validate, in nats, of the pruned network: "
+        "lower is better. **Bits/byte** is the same per byte of the text, whatever its tokens are, and **Top-1** the "
+        "percentage of next tokens that are predicted right. "
+    ),
+}
 LEAD = (
-    "Accuracy is top-1 on the test set, in percent, of the pruned network. **Last** is the final epoch, the number to "
-    "compare; **Best** was picked by looking at the test set, so it flatters. **Std** is the spread over the last "
+    "**Last** is the final epoch, the number to "
+    "compare; **Best** was picked by looking at the test data, so it flatters. **Std** is the spread over the last "
     "tenth of the epochs: high means the last epoch was a matter of luck. **vs dense** is Last minus the mean of the "
-    "dense runs of the same model and data set, in points. **Kept** counts the prunable weights that are left, "
-    "**Multiply-adds** those for one image that are not with a zero, and **File** is the least size of a file without "
-    "the zeros. Rows that say “mean ± std (n)” sum up n runs that differ only in their seed."
+    "dense runs of the same model and data. **Kept** counts the prunable weights that are left, "
+    "**Multiply-adds** those for one image or sequence that are not with a zero, and **File** is the least size of a "
+    "file without the zeros. Rows that say “mean ± std (n)” sum up n runs that differ only in their seed."
 )
 
 
@@ -43,7 +52,7 @@ def blocks(runs: Sequence[RecordedRun], waiting: Sequence[Path] = ()) -> list[Bl
     found = experiments(runs)
     style = styles([one.label for one in found])
     look = {run.label: style[one.label] for one in found for run in one.runs}
-    page += [Paragraph(LEAD), table(runs, look)]
+    page += [Paragraph("".join(MEASURED[measure] for measure in measures_of(runs)) + LEAD), table(runs, look)]
     for picture in (*tradeoffs.pictures(found, style), *run_figures.pictures(found, style)):
         page += [Heading(picture.title), picture]
     return [*page, Heading("Runs in detail"), *(details(run, look[run.label]) for run in runs)]
@@ -51,12 +60,11 @@ def blocks(runs: Sequence[RecordedRun], waiting: Sequence[Path] = ()) -> list[Bl
 
 def title(runs: Sequence[RecordedRun]) -> str:
     """Name the model and the data set if all runs share them, else count the tasks."""
-    tasks = {(run.model, run.dataset) for run in runs}
+    tasks = {run.task for run in runs}
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     if len(tasks) != 1:
         return f"{count} on {len(tasks)} tasks" if tasks else "No run has begun yet"
-    model, dataset = tasks.pop()
-    return f"{model} on {dataset}: {count}"
+    return f"{runs[0].model} on {runs[0].dataset}: {count}"
 
 
 def table(runs: Sequence[RecordedRun], look: Mapping[str, Style]) -> Table:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dcil.report.experiments import method_name, settings
-from dcil.report.formatting import NONE, count, duration, file_size, number, plus_minus, signed
+from dcil.report.formatting import NONE, bits_per_byte, count, duration, file_size, number, plus_minus, signed
+from dcil.report.measure import ACCURACY, LOSS, Measure, measure_of
 from dcil.runs.read import RecordedRun
 
 if TYPE_CHECKING:
@@ -24,19 +25,30 @@ HEADINGS = (
     "vs dense",
     "Best",
     "Std",
+    "Bits/byte",
+    "Top-1",
+    "Loss",
     "Kept",
     "Multiply-adds",
     "File",
     "Time",
 )
 CONSTANT = ("Data set", "Model")
-PAGE_ONLY = ("Multiply-adds", "File")  # a terminal is narrow, and `dcil eval` prints them
+PAGE_ONLY = ("Bits/byte", "Top-1", "Loss", "Multiply-adds", "File")  # a terminal is narrow, and `dcil eval` prints them
+CAPTIONS = {
+    ACCURACY: "Accuracy in percent, pruned path.",
+    LOSS: "Loss in nats per token, pruned path: lower is better.",
+}
 FIRST_NUMBER = HEADINGS.index("Sparsity")
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run, or with ``n`` > 1 the mean over runs that differ only in their seed (``*_spread``: sample std)."""
+    """One run, or with ``n`` > 1 the mean over runs that differ only in their seed (``*_spread``: sample std).
+
+    ``last``, ``best``, ``std`` and ``to_dense`` are of what the run is measured by; ``loss`` and, of texts, ``bits``
+    per byte and ``top1`` stand beside.
+    """
 
     label: str
     dataset: str
@@ -52,6 +64,10 @@ class RunRow:
     file: float | None
     to_dense: float | None
     status: str
+    measure: Measure = ACCURACY
+    bits: float | None = None
+    top1: float | None = None
+    loss: float | None = None
     n: int = 1
     last_spread: float | None = None
     best_spread: float | None = None
@@ -73,21 +89,24 @@ def rows(runs: Sequence[RecordedRun]) -> list[RunRow]:
     return table
 
 
-def _dense_means(runs: Sequence[RecordedRun]) -> dict[tuple[str, str], float]:
-    """Map (data set, model) to the mean last accuracy of its finished dense runs."""
-    found: dict[tuple[str, str], list[float]] = {}
+def _dense_means(runs: Sequence[RecordedRun]) -> dict[tuple[str, ...], float]:
+    """Map a task to the mean last value of its finished dense runs."""
+    found: dict[tuple[str, ...], list[float]] = {}
     for run in runs:
-        if run.dense and run.complete and run.summary:
-            found.setdefault((run.dataset, run.model), []).append(run.summary["last"])
+        last = measure_of(run).last(run)
+        if run.dense and run.complete and last is not None:
+            found.setdefault(run.task, []).append(last)
     return {key: statistics.fmean(values) for key, values in found.items()}
 
 
-def _row(run: RecordedRun, dense: dict[tuple[str, str], float]) -> RunRow:
-    summary = run.summary
-    reference = dense.get((run.dataset, run.model))
+def _row(run: RecordedRun, dense: dict[tuple[str, ...], float]) -> RunRow:
+    measure, text = measure_of(run), run.text
+    summary = measure.summary(run)
+    reference = dense.get(run.task)
     to_dense = None
     if summary and reference is not None and run.complete and not run.dense:
         to_dense = summary["last"] - reference
+    top1, loss = ACCURACY.last(run), LOSS.last(run)
     return RunRow(
         label=run.label,
         dataset=run.dataset,
@@ -103,6 +122,10 @@ def _row(run: RecordedRun, dense: dict[tuple[str, str], float]) -> RunRow:
         file=run.cost.get("bytes_kept"),
         to_dense=to_dense,
         status=run.status,
+        measure=measure,
+        bits=bits_per_byte(loss, text) if text and loss is not None else None,
+        top1=top1 if text else None,
+        loss=None if text else loss,
     )
 
 
@@ -125,6 +148,9 @@ def _mean(members: Sequence[RunRow]) -> RunRow:
         macs=mean([row.macs for row in members]),
         file=mean([row.file for row in members]),
         to_dense=mean([row.to_dense for row in members]),
+        bits=mean([row.bits for row in members]),
+        top1=mean([row.top1 for row in members]),
+        loss=mean([row.loss for row in members]),
         n=len(members),
         last_spread=statistics.stdev(last),
         best_spread=statistics.stdev(best),
@@ -133,16 +159,20 @@ def _mean(members: Sequence[RunRow]) -> RunRow:
 
 def cells(row: RunRow) -> tuple[str, ...]:
     """Format the row, one cell per heading."""
+    digits = row.measure.digits
     return (
         row.label,
         row.dataset,
         row.model,
         row.method,
         NONE if row.sparsity is None else f"{100 * row.sparsity:.2f} %",
-        NONE if row.last is None else plus_minus(row.last, row.last_spread),
-        NONE if row.to_dense is None else signed(row.to_dense),
-        NONE if row.best is None else plus_minus(row.best, row.best_spread),
-        NONE if row.std is None else number(row.std),
+        NONE if row.last is None else plus_minus(row.last, row.last_spread, digits),
+        NONE if row.to_dense is None else signed(row.to_dense, digits),
+        NONE if row.best is None else plus_minus(row.best, row.best_spread, digits),
+        NONE if row.std is None else number(row.std, digits),
+        NONE if row.bits is None else number(row.bits, 3),
+        NONE if row.top1 is None else number(row.top1),
+        NONE if row.loss is None else number(row.loss, 3),
         NONE if row.kept is None else f"{row.kept:,}",
         NONE if row.macs is None else count(row.macs),
         NONE if row.file is None else file_size(row.file),
@@ -151,8 +181,8 @@ def cells(row: RunRow) -> tuple[str, ...]:
 
 
 def telling(table: Sequence[RunRow]) -> list[int]:
-    """Return the columns to show: no data set and model that all rows share, since the title has them, and no cost that
-    no row has."""
+    """Return the columns to show: no data set and model that all rows share, since the title has them, and no cost or
+    further measure that no row has."""
     columns = zip(*map(cells, table), strict=True)
     return [
         index
@@ -171,7 +201,8 @@ def to_rich(table: Sequence[RunRow]) -> Table:
     shown = [index for index in telling(table) if HEADINGS[index] not in PAGE_ONLY]
     same = [h for i, h in enumerate(HEADINGS) if h in CONSTANT and i not in shown]
     title = ", ".join(columns[HEADINGS.index(heading)][0] for heading in same)
-    caption = "Accuracy in percent, pruned path. Std: over the last tenth of the epochs."
+    captions = [CAPTIONS[measure] for measure in dict.fromkeys(row.measure for row in table)]
+    caption = " ".join([*captions, "Std: over the last tenth of the epochs."])
     rich = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index in shown:
         rich.add_column(HEADINGS[index], justify="right" if index >= FIRST_NUMBER else "left", overflow="fold")

@@ -1,4 +1,4 @@
-"""Figures of what pruning costs: accuracy against sparsity, and against multiply-adds and file size."""
+"""Figures of what pruning costs: accuracy or loss against sparsity, and against multiply-adds and file size."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dcil.report.experiments import Experiment, method_name, settings
+from dcil.report.measure import measure_of
 from dcil.report.page import Picture
 from dcil.report.theme import BAND, INK, Style, is_narrow, log_ticks, picture, styles
 from dcil.runs.read import RecordedRun
@@ -28,23 +29,19 @@ class Point:
 
 
 def pictures(experiments: Sequence[Experiment], style: Mapping[str, Style]) -> list[Picture]:
-    """Draw accuracy against sparsity and against cost for each task that compares something."""
+    """Draw accuracy, or loss, against sparsity and against cost for each task that compares something."""
     drawn: list[Picture] = []
-    complete = [one for one in experiments if one.first.complete and one.mean(last) is not None]
-    tasks = dict.fromkeys((one.first.model, one.first.dataset) for one in complete)
+    complete = [one for one in experiments if one.first.complete and one.mean(measure_of(one.first).last) is not None]
+    tasks = dict.fromkeys(one.first.task for one in complete)
     for task in tasks:
-        members = [one for one in complete if (one.first.model, one.first.dataset) == task]
-        name = f": {task[0]} on {task[1]}" if len(tasks) > 1 else ""
+        members = [one for one in complete if one.first.task == task]
+        name = f": {task[0]} on {members[0].first.dataset}" if len(tasks) > 1 else ""
         pruned = [one for one in members if not one.first.dense and one.first.sparsity]
         if len({round(one.first.sparsity or 0.0, 3) for one in pruned}) > 1:
             drawn.append(by_sparsity(name, pruned, [one for one in members if one.first.dense]))
         if len(costed := [one for one in members if one.mean(macs)]) > 1:
             drawn.append(by_cost(name, costed, style))
     return drawn
-
-
-def last(run: RecordedRun) -> float | None:
-    return run.summary["last"] if run.summary else None
 
 
 def macs(run: RecordedRun) -> float | None:
@@ -56,14 +53,15 @@ def file_bytes(run: RecordedRun) -> float | None:
 
 
 #: Label of the axis, value, unit.
-COSTS = (("multiply-adds per image, millions", macs, 1e6), ("size as a sparse file, KiB", file_bytes, 1024))
+COSTS = (("multiply-adds per input, millions", macs, 1e6), ("size as a sparse file, KiB", file_bytes, 1024))
 
 
 def by_sparsity(task: str, pruned: Sequence[Experiment], dense: Sequence[Experiment]) -> Picture:
-    """Draw the last accuracy over the share of weights that is kept, a line per method."""
+    """Draw the last accuracy or loss over the share of weights that is kept, a line per method."""
+    measure = measure_of(pruned[0].first)
     lines = series(pruned)
     style = styles(list(lines))
-    reference = [one.mean(last) for one in dense]
+    reference = [one.mean(measure.last) for one in dense]
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -81,11 +79,12 @@ def by_sparsity(task: str, pruned: Sequence[Experiment], dense: Sequence[Experim
         axes.set_xticks(ticks, [f"{100 - kept:.4g} %" for kept in ticks])
         axes.minorticks_off()
         axes.set_xlabel("sparsity")
-        axes.set_ylabel("last test accuracy, %")
+        axes.set_ylabel(f"last {measure.axis}")
 
     bands = " Bands: ± the standard deviation over seeds." if any(len(one.runs) > 1 for one in pruned) else ""
-    caption = "How much can go before the accuracy falls. Halving what is left has the same width anywhere on the axis."
-    return picture(f"Accuracy against sparsity{task}", caption + bands, draw, 3.9, list(style.values()))
+    worsens = "the accuracy falls" if measure.sign > 0 else "the loss rises"
+    caption = f"How much can go before {worsens}. Halving what is left has the same width anywhere on the axis."
+    return picture(f"{measure.word} against sparsity{task}", caption + bands, draw, 3.9, list(style.values()))
 
 
 def series(experiments: Sequence[Experiment]) -> dict[str, list[Point]]:
@@ -103,7 +102,8 @@ def series(experiments: Sequence[Experiment]) -> dict[str, list[Point]]:
 
 
 def by_cost(task: str, experiments: Sequence[Experiment], style: Mapping[str, Style]) -> Picture:
-    """Draw the last accuracy over multiply-adds and over the size of a sparse file, a point per experiment."""
+    """Draw accuracy or loss over multiply-adds and over the size of a sparse file, a point per experiment."""
+    measure = measure_of(experiments[0].first)
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(2, 1) if is_narrow(figure) else figure.subplots(1, 2, sharey=True)
@@ -115,15 +115,16 @@ def by_cost(task: str, experiments: Sequence[Experiment], style: Mapping[str, St
             axes.set_xlabel(label)
             log_ticks(axes)
         for axes in panels[: 2 if is_narrow(figure) else 1]:
-            axes.set_ylabel("last test accuracy, %")
+            axes.set_ylabel(f"last {measure.axis}")
 
-    caption = "What is left to compute and to store, where zeros are skipped: up and to the left is better."
+    better = "up" if measure.sign > 0 else "down"
+    caption = f"What is left to compute and to store, where zeros are skipped: {better} and to the left is better."
     key = [style[one.label] for one in experiments]
-    return picture(f"Accuracy against cost{task}", caption, draw, 3.3, key, narrow_height=5.2)
+    return picture(f"{measure.word} against cost{task}", caption, draw, 3.3, key, narrow_height=5.2)
 
 
 def _accuracy(one: Experiment) -> tuple[float, float]:
-    mean, spread = one.spread(last)
+    mean, spread = one.spread(measure_of(one.first).last)
     assert mean is not None
     return mean, spread
 

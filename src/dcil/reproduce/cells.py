@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dcil import METHODS
+from dcil import METHODS, models
 from dcil.errors import unknown
 from dcil.reproduce.paper import PrintedNumber
 from dcil.train import RECIPES, Config
@@ -21,7 +21,8 @@ MAIN_WARMUP = {"cifar10": 70, "cifar100": 70, "imagenet": 10}
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration; ``warmup``, ``target`` and ``finetune`` (epochs) are None or 0 where the main recipe holds."""
+    """One configuration; ``warmup``, ``target`` and ``finetune`` (epochs) and ``private`` (what each path has for
+    itself) are None or 0 where the main recipe holds."""
 
     dataset: str
     model: str
@@ -32,6 +33,7 @@ class Cell:
     warmup: int | None = None
     target: int | None = None
     finetune: int = 0
+    private: str | None = None
 
     @property
     def name(self) -> str:
@@ -42,6 +44,8 @@ class Cell:
         for word, value in (("warmup", self.warmup), ("target", self.target), ("finetune", self.finetune or None)):
             if value is not None:
                 words.append(f"{word}{value}")
+        if self.private is not None:
+            words.append(f"private-{self.private}")
         return "-".join(words)
 
     @property
@@ -54,7 +58,18 @@ class Cell:
         return Cell(self.dataset, self.model, "dense")
 
     @property
+    def is_text(self) -> bool:
+        """Whether the network is trained on a text, so that it is measured by its loss."""
+        return models.reads_tokens(self.model)
+
+    @property
+    def is_transformer(self) -> bool:
+        return self.is_text or self.model.startswith("vit-")
+
+    @property
     def recipe(self) -> str:
+        if self.is_transformer:
+            return "gpt-text" if self.is_text else f"vit-{self.dataset}"
         name = "digits" if self.dataset == "digits" else f"{self.dataset}-{self.model}"
         return name if self.target is None else f"{name}-target{self.target}"
 
@@ -64,6 +79,10 @@ class Cell:
             raise unknown("recipe", self.recipe, RECIPES, nearest_only=True)
         config = RECIPES[self.recipe](method=self.method)
         changes: dict[str, Any] = {"seed": seed, "finetune_epochs": self.finetune}
+        if self.is_transformer:  # a recipe is for all sizes, and that of texts for all of these
+            changes |= {"dataset": self.dataset, "model": self.model}
+        if self.private is not None:
+            changes["private"] = self.private
         if METHODS[self.method].prunes:
             changes |= {"sparsity": self.sparsity, "granularity": self.granularity}
         if not self.kl:

@@ -55,6 +55,8 @@ class Measurements:
             ("top-1", "best"): lambda r: r.best,
             ("top-5", "last"): lambda r: r.column("top5")[-1],
             ("top-5", "best"): lambda r: r.best_top5,
+            ("loss", "last"): lambda r: r.last_loss,
+            ("loss", "best"): lambda r: r.best_loss,
         }
         kind = quantity.partition(" ")[0]
         values = [float(pick[kind, column](record)) for record in records]

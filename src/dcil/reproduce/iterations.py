@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dcil import data
 from dcil.engine import PROCESS_LOCK
 from dcil.reproduce import records
 from dcil.reproduce.cells import Cell
@@ -77,7 +78,8 @@ def record_trace(trace: IterationTrace, options: RunOptions, budget: Budget, pro
     run = train_to_epoch(trace, options, budget, progress)
     config = run.config()
     with PROCESS_LOCK:  # other runs of this process share the random state
-        dataset = options.load(config.dataset, options.data_dir)
+        loaded = options.load(config.dataset, options.data_dir)
+        dataset = data.prepare(loaded, config.tokens, config.length)
         trainer = Trainer.build(config, dataset, options.device, options.settings)
     epoch, steps = trace.epoch - 1, trainer.loader.steps
     if epoch > 0:
@@ -121,9 +123,12 @@ def train_to_epoch(trace: IterationTrace, options: RunOptions, budget: Budget, p
         if row is not None and not budget.allows(row["seconds"]):
             raise Stopped
 
-    resume_run(run, options, progress_within_budget, [e - 1 for e in EPOCHS if e > 1] + [before], until=before)
-    if before > 0 and not snapshot(run.folder.path, before).exists():  # it had been stopped at this epoch
-        keep_checkpoint(run.folder.path, before)
+    with run.locked():
+        if run.done:  # by another process in the meantime: its checkpoint is past the epoch
+            return train_to_epoch(trace, options, budget, progress)
+        resume_run(run, options, progress_within_budget, [e - 1 for e in EPOCHS if e > 1] + [before], until=before)
+        if before > 0 and not snapshot(run.folder.path, before).exists():  # it had been stopped at this epoch
+            keep_checkpoint(run.folder.path, before)
     return run
 
 

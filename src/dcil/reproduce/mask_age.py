@@ -13,9 +13,9 @@ from dcil.report.formatting import NONE, number
 from dcil.report.page import Heading, MarkdownBlock, Paragraph, Table, TableRow
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.comparison import Measurements
+from dcil.reproduce.needed_epochs import LAST_PART
 from dcil.reproduce.records import Record
 
-LAST_PART = 5  # the last fifth of the epochs counts
 CLASSES = ((0, 1 / 8), (1 / 8, 1 / 4), (1 / 4, 1 / 2), (1 / 2, 1))  # of the steps between two changes
 
 
@@ -46,7 +46,7 @@ def by_age(record: Record) -> list[tuple[int, float]]:
     every, steps = method.get("every", 1), method["epoch_steps"]
     epochs = range(len(top1) - len(top1) // LAST_PART + 1, len(top1) + 1)
     regular = [epoch for epoch in epochs if every > 1 and abs((updates[epoch - 1] or 0) - steps / every) < 1]
-    return [(epoch * steps % every, top1[epoch - 1]) for epoch in regular]
+    return [(epoch * steps % every, top1[epoch - 1]) for epoch in regular if top1[epoch - 1] is not None]
 
 
 def mean(values: Iterable[float]) -> str:

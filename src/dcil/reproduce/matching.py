@@ -10,16 +10,18 @@ from typing import Any
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.estimate import cached_config
 from dcil.train.config import to_json
+from dcil.train.restore import data_of
 
 
 def matches_recipe(recorded: Mapping[str, Any], cell: Cell, trial: int | None) -> bool:
     """Compare a recorded config with the cell's present one, the method's settings included."""
     config = dataclasses.replace(cached_config(cell, trial), seed=recorded["seed"])
     method = config.build_method(recorded["method"]["epoch_steps"])
-    present = json.loads(to_json(config, method, recorded["classes"], recorded["shape"]))
-    return settings_equal(recorded, present) and settings_equal(recorded["method"], present["method"])
+    return settings_equal(recorded, json.loads(to_json(config, method, data_of(recorded))))
 
 
-def settings_equal(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
+def settings_equal(recorded: Any, present: Any) -> bool:
     """Compare the settings that the record has; others were added to the package after it was written."""
-    return all(recorded[name] == value for name, value in present.items() if name in recorded and name != "method")
+    if isinstance(recorded, dict) and isinstance(present, dict):
+        return all(settings_equal(recorded[name], value) for name, value in present.items() if name in recorded)
+    return bool(recorded == present)

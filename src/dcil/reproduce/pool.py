@@ -54,9 +54,10 @@ class Pool:
     def run_one(self, run: CellRun, epoch_seconds: float) -> None:
         if not self.budget.allows(2 * epoch_seconds):  # the first epoch of a session takes longer
             return
-        resume_run(run, self.options, self.progress(run), self.snapshots(run))
-        if self.tidy:
-            remove_working_files(run)
+        with run.locked():
+            resume_run(run, self.options, self.progress(run), self.snapshots(run))
+            if self.tidy:
+                remove_working_files(run)
 
     def progress(self, run: CellRun) -> Callable[[int, float, dict[str, Any] | None], None]:
         """Return the callback that shows progress and stops the run when there is no time for another epoch."""
@@ -76,7 +77,8 @@ def remove_working_files(run: CellRun) -> None:
     """Remove the working folder of a recorded run, except the snapshots that `iterations` starts from."""
     kept = list(run.folder.path.glob("at*.safetensors"))
     if not kept:
-        shutil.rmtree(run.folder.path)
+        if run.folder.path.exists():  # else another process has done so
+            shutil.rmtree(run.folder.path)
         return
     for file in run.folder.path.iterdir():
         if file not in kept and file.name != "config.json":

@@ -12,8 +12,8 @@ LIFETIMES = [2**power for power in range(24)]
 COUNT = number(0)
 #: Column of a record, one value per epoch -> the check of a value.
 EPOCH_COLUMNS: dict[str, Check] = {
-    "top1": PERCENT,
-    "top5": PERCENT,
+    "top1": nullable(PERCENT),  # where the epoch was evaluated
+    "top5": nullable(PERCENT),
     "top1_super": nullable(PERCENT),
     "top1_train": nullable(PERCENT),
     "train_loss": number(),
@@ -24,6 +24,9 @@ EPOCH_COLUMNS: dict[str, Check] = {
     "revived": nullable(COUNT),
     "dropped": nullable(COUNT),
 }
+
+#: A column that records of earlier versions lack.
+LOSSES = list_of(nullable(number()))
 
 
 def session_environment(value: Any, name: str) -> None:
@@ -48,7 +51,7 @@ def stays(value: Any, name: str) -> None:
         raise wrong(f"{name}.at_least", str(LIFETIMES), value["at_least"])
 
 
-CODE = fields({"dcil": text}, {"commit": text, "source": text})
+CODE = fields({"dcil": text}, {"commit": text, "source": text, "revision": whole()})
 SESSION = fields({"after": whole(), "code": CODE, "environment": session_environment, "at_once": whole(1)})
 LOOKS = entries(("epoch", EPOCHS), ("step", whole()), ("before", PERCENT), ("after", PERCENT))
 OBSERVED = fields({"looks": LOOKS, "stays": nullable(stays)})
@@ -60,7 +63,7 @@ RECORD = fields(
         "environment": mapping_of(text),
         "summary": fields({"std_last_10pct": number(0, 100), "weights": whole(1), "notes": NOTES}),
         "layers": LAYERS,
-        "epochs": fields({name: list_of(check) for name, check in EPOCH_COLUMNS.items()}),
+        "epochs": fields({name: list_of(check) for name, check in EPOCH_COLUMNS.items()}, {"val_loss": LOSSES}),
         "around_changes": LOOKS,
         "stays": nullable(stays),
     },

@@ -17,6 +17,7 @@ import dcil
 from dcil import data
 from dcil.reproduce.probe import read_observations
 from dcil.reproduce.record_fields import EPOCH_COLUMNS, RECORD, SESSION
+from dcil.reproduce.revisions import REVISIONS
 from dcil.runs.atomic import write_text
 from dcil.runs.checkpoint import check_metrics
 from dcil.runs.damage import naming_file
@@ -31,17 +32,17 @@ FORMAT = "dcil record 1"
 SESSIONS = "sessions.jsonl"
 #: Column of the record -> digits kept: as many as a test set can resolve.
 COLUMNS = dict.fromkeys(("top1", "top5", "top1_super", "top1_train"), 4)
-COLUMNS |= {"train_loss": 5, "sparsity": 6, "lr": 8, "seconds": 3}
+COLUMNS |= {"train_loss": 5, "val_loss": 5, "sparsity": 6, "lr": 8, "seconds": 3}
 
 
 @cache
-def code_version() -> dict[str, str]:
-    """Return the version of the package, a digest of its files, and the commit where there is a repository."""
+def code_version() -> dict[str, Any]:
+    """Return the version of the package, its revision and a digest of its files, and the commit if there is one."""
     root = Path(dcil.__file__).parent
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
-    version = {"dcil": dcil.__version__, "source": digest.hexdigest()[:16]}
+    version = {"dcil": dcil.__version__, "source": digest.hexdigest()[:16], "revision": len(REVISIONS)}
     try:
         words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
@@ -57,7 +58,7 @@ def from_run_folder(folder: RunFolder, cell: str, trial: int | None) -> dict[str
     rows = folder.metrics(summary["epochs"])
     check_metrics(folder.path / "metrics.jsonl", summary.get("metrics_sha256"), rows)
     columns = {
-        name: [None if row[name] is None else round(row[name], digits) for row in rows]
+        name: [None if row.get(name) is None else round(row[name], digits) for row in rows]
         for name, digits in COLUMNS.items()
     }
     flips = [[len(row["updates"]), *(mean([u[i] for u in row["updates"]]) for i in (1, 2))] for row in rows]
@@ -151,6 +152,16 @@ class Record:
         return float(self.column("top5")[self.best_epoch])
 
     @property
+    def last_loss(self) -> float:
+        return float(self.column("val_loss")[-1])
+
+    @property
+    def best_loss(self) -> float:
+        """The lowest loss among the epochs that are as sparse as the result."""
+        loss = self.column("val_loss")
+        return float(loss[best_epoch(loss, self.column("sparsity"), sign=-1)])
+
+    @property
     def std(self) -> float:
         return float(self.raw["summary"]["std_last_10pct"])
 
@@ -192,6 +203,8 @@ def read(path: Path) -> Record:
         for name, column in raw["epochs"].items():
             if name in EPOCH_COLUMNS and len(column) != epochs:
                 raise ValueError(f"column {name} must have {epochs} epochs, has {len(column)}")
+        if any(raw["epochs"][name][-1] is None for name in ("top1", "top5")):
+            raise ValueError("its last epoch must have an accuracy")
         if any(session["after"] > epochs for session in raw["sessions"]):
             raise ValueError(f"its sessions must begin within its {epochs} epochs")
         return record

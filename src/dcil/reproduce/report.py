@@ -13,10 +13,12 @@ from dcil.report.formatting import NONE, NOT_RUN, plus_minus, signed, spread
 from dcil.report.page import Heading, MarkdownBlock, Paragraph, Picture, Table, TableRow, html, markdown
 from dcil.reproduce import iterations, records, sections, tables
 from dcil.reproduce.comparison import COLUMNS, ComparisonRow, Measurements, comparison_rows
+from dcil.reproduce.estimate import cached_config
 from dcil.reproduce.matching import matches_recipe
 from dcil.reproduce.paper import PrintedNumber
 from dcil.reproduce.record_fields import FINDINGS
 from dcil.reproduce.records import Record
+from dcil.reproduce.revisions import older_than
 from dcil.runs.environment import hardware
 from dcil.runs.json_file import parse_object, read_text
 from dcil.runs.outputs import check_output, write_output_text
@@ -50,6 +52,10 @@ INTRODUCTION = (
 SOURCE_NOTE = (
     "Source: a digest of the package's files, which says what ran also where the machine had no repository, or a copy "
     "of the files beside an older one (then its commit ends in '-dirty')."
+)
+CHANGES_NOTE = (
+    "What a cell computes has changed in small points since some records were made. These count on: each run is one of "
+    "its recipe at its time."
 )
 
 
@@ -114,13 +120,13 @@ def contents(
         Paragraph(f"{len(matching)} runs of {trained} cells are recorded; {len(cells) - trained} cells were not run.")
     )
     for name in tables.names():
-        if name != tables.BEYOND:
+        if name not in tables.FURTHER:
             blocks += [
                 Heading(f"{TABLE_TITLES[name]} ({name})" if name in TABLE_TITLES else name),
                 paper_table(comparison_rows(name, ours), findings),
             ]
     blocks += sections.blocks(ours, shown, findings)
-    blocks += environments(matching)
+    blocks += environments(matching, trial)
     left_out = [f"{r.cell}-seed{r.seed}" for r in records if r not in matching]
     left_out += [f"iterations of {t['cell']}-seed{t['seed']}, epoch {t['epoch']}" for t in traces if t not in shown]
     if left_out:
@@ -187,7 +193,7 @@ def remarks(row: ComparisonRow, findings: dict[str, str]) -> str:
     return " ".join(words)
 
 
-def environments(records: Sequence[Record]) -> list[MarkdownBlock]:
+def environments(records: Sequence[Record], trial: int | None) -> list[MarkdownBlock]:
     """Return the section on code, versions and hardware, with the number of sessions of each."""
     counts: dict[tuple[str, ...], int] = {}
     for record in records:
@@ -206,4 +212,19 @@ def environments(records: Sequence[Record]) -> list[MarkdownBlock]:
         return []
     rows = tuple(TableRow((*key, str(count))) for key, count in sorted(counts.items()))
     headings = ("dcil", "Source", "torch", "Hardware", "Engine", "Precision", "Sessions")
-    return [Heading("Trained with"), Paragraph(SOURCE_NOTE), Table(headings, rows)]
+    return [Heading("Trained with"), Paragraph(SOURCE_NOTE), Table(headings, rows), *changes_since(records, trial)]
+
+
+def changes_since(records: Sequence[Record], trial: int | None) -> list[MarkdownBlock]:
+    """Return what the cells of records compute since the records were made."""
+    cells, older = tables.all_cells(), dict[str, dict[str, int]]()
+    for record in records:
+        config, steps = cached_config(cells[record.cell], trial), record.raw["config"]["method"]["epoch_steps"]
+        for revision in older_than(config, steps, record.raw["sessions"]):
+            counts = older.setdefault(revision.what, {})
+            counts[record.cell] = counts.get(record.cell, 0) + 1
+    rows = [
+        TableRow((what, str(sum(counts.values())), ", ".join(f"{cell} ({n})" for cell, n in counts.items())))
+        for what, counts in older.items()
+    ]
+    return [Paragraph(CHANGES_NOTE), Table(("Since then", "Runs", "Of the cells"), tuple(rows))] if rows else []

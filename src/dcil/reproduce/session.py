@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from dcil import data
-from dcil.data import ImageData
+from dcil.data import Loaded
 from dcil.engine import EngineSettings
 from dcil.errors import UserError
 from dcil.reproduce import records
 from dcil.reproduce.cells import Cell
+from dcil.reproduce.needed_epochs import needed_epochs
 from dcil.reproduce.probe import MaskProbe
 from dcil.runs.atomic import write_atomically
 from dcil.runs.environment import environment
+from dcil.runs.file_lock import exclusive
 from dcil.runs.progress import Progress
 from dcil.train import Config, RunFolder, Trainer, train
 from dcil.train.loop import NO_END, RunCallback
@@ -32,7 +35,7 @@ class RunOptions:
     device: torch.device
     settings: EngineSettings = field(default_factory=EngineSettings)
     at_once: int = 1
-    load: Callable[[str, Path], ImageData] = data.load
+    load: Callable[[str, Path], Loaded] = data.load
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,21 @@ class CellRun:
     def config(self) -> Config:
         return self.cell.config(self.seed, self.epochs)
 
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the run from the look for its record to the removal of its working files.
+
+        The lock of the working folder ends with the training: a process that looked for the record before it was
+        written, and for the folder after it was removed, would train the run again.
+        """
+        folder = self.folder.path
+        busy = f"one process at a time may train {self.label} below {self.out}; the same command continues it later"
+        return exclusive(folder.with_name(f".{folder.name}.lock"), busy)
+
 
 def resume_run(
     run: CellRun, options: RunOptions, progress: Progress, snapshots: Sequence[int] = (), until: int = NO_END
 ) -> None:
-    """Train ``run`` to its end and write its record, or train it to the end of epoch ``until``.
+    """Train ``run``, which is locked, to its end and write its record, or train it to the end of epoch ``until``.
 
     An exception from ``progress`` at the end of an epoch loses no training. After the epochs in ``snapshots`` a copy
     of the checkpoint is kept.
@@ -95,6 +108,7 @@ class ProbeCallback(RunCallback):
         self.options, self.snapshots, self.steps = options, snapshots, trainer.loader.steps
         self.probe = MaskProbe(trainer.net, trainer.loader, trainer.engine.settings)
         self.session_recorded = False
+        self.needed = needed_epochs(trainer.net.method, trainer.config.total_epochs)
 
     def restore(self, folder: Path, epoch: int) -> None:
         self.probe.restore(folder, epoch)
@@ -105,6 +119,9 @@ class ProbeCallback(RunCallback):
             records.append_session(folder, epoch, environment=where, at_once=self.options.at_once)
             self.session_recorded = True
         self.probe.begin(epoch, self.steps)
+
+    def evaluates(self, epoch: int) -> bool:
+        return epoch in self.needed
 
     def needs_checkpoint(self, epoch: int) -> bool:
         return epoch in self.snapshots

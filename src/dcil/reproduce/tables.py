@@ -1,4 +1,4 @@
-"""Tables by name, the paper's and one further, and the cells of each."""
+"""Tables by name, the paper's and two further, and the cells of each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,29 @@ BEYOND_CELLS = tuple(
     for method, kl in (("dcil", False), ("gmp", True), ("set", True), ("rigl", True), ("sm", True), ("dsr", True))
     for sparsity in (0.9, 0.95)
 )
+#: Not in the paper: transformers, and what in them should be private to each of DCIL's paths.
+TRANSFORMERS = "transformers"
+TRANSFORMER_CELLS = tuple(
+    cell
+    for dataset, model in (("shakespeare", "gpt-6-384"), ("cifar10", "vit-ti-4"))
+    for cell in (
+        Cell(dataset, model, "dense"),
+        *(Cell(dataset, model, kind, s) for s in (0.5, 0.8, 0.9, 0.95) for kind in ("gmp", "dpf", "rigl", "dcil")),
+        *(Cell(dataset, model, "dcil", s, private=own) for s in (0.9, 0.95) for own in ("norms", "head", "none")),
+    )
+)
+UNTIED = "gpt-6-384-untied"
+TRANSFORMER_CELLS += (Cell("shakespeare", UNTIED, "dense"),)
+TRANSFORMER_CELLS += tuple(
+    Cell("shakespeare", UNTIED, "dcil", sparsity, private=own) for sparsity in (0.9, 0.95) for own in (None, "norms")
+)
+FURTHER = {BEYOND: BEYOND_CELLS, TRANSFORMERS: TRANSFORMER_CELLS}
 SHARED_MODELS = ("resnet20", "resnet32")  # of a printed number without a model
 
 
 def names() -> list[str]:
     """Return the names of all tables."""
-    return [*dict.fromkeys(number.table for number in paper.numbers()), BEYOND]
+    return [*dict.fromkeys(number.table for number in paper.numbers()), *FURTHER]
 
 
 def parse_names(text: str) -> list[str]:
@@ -43,8 +60,8 @@ def parse_names(text: str) -> list[str]:
 
 def cells_of(table: str) -> list[Cell]:
     """Return every cell of a table once, in its order."""
-    if table == BEYOND:
-        return list(BEYOND_CELLS)
+    if table in FURTHER:
+        return list(FURTHER[table])
     cells: dict[Cell, None] = {}
     for number in paper.numbers():
         if number.table == table:

@@ -1,4 +1,4 @@
-"""Checkpoints: network, masks, step and momentum in one safetensors file that says which run it belongs to.
+"""Checkpoints: network, masks, step and the optimizer's state in one safetensors file that says which run it is of.
 
 Notes in its header: ``epoch`` and ``step``, ``config`` (the settings of its run), ``metrics`` (SHA-256 of the metrics
 up to its epoch) and ``sha256`` of all tensors and the other notes. Those of format 1 have the first two alone.
@@ -28,6 +28,9 @@ from dcil.runs.tensors import digest, whole, write_tensors
 FORMAT, WITHOUT_DIGEST = "dcil checkpoint 2", "dcil checkpoint 1"
 NOTES = ("epoch", "step", "config", "metrics", "sha256")
 ERRORS = (SafetensorError, RuntimeError, *CONTENT_ERRORS)
+#: What an optimizer keeps for a parameter; the step is a number of its own for each.
+STEP = "step"
+STATE_KEYS = {"SGD": ("momentum_buffer",), "AdamW": (STEP, "exp_avg", "exp_avg_sq")}
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Checkpoint:
         return int(self.notes["epoch"])
 
     def load(self, file: Path, net: SparseNet, optimizer: Optimizer | None, config: Mapping[str, Any] | None) -> int:
-        """Load network and momentum, if they belong to the run with the settings ``config``; return the epochs."""
+        """Load network and optimizer, if they belong to the run with the settings ``config``; return the epochs."""
         with naming_file(file, f"restore it, or {ANEW}", ERRORS):
             if config is not None and "config" in self.notes:
                 check_settings(file, json.loads(self.notes["config"]), config)
@@ -50,7 +53,7 @@ class Checkpoint:
             return self.epoch
 
     def load_into(self, net: SparseNet, optimizer: Optimizer | None) -> None:
-        """Load network and momentum; ValueError says what does not fit."""
+        """Load network and optimizer; ValueError says what does not fit."""
         if strange := [key for key in self.tensors if not key.startswith(("net.", "optimizer."))]:
             raise ValueError(f"tensor {strange[0]!r} belongs to no checkpoint")
         try:
@@ -60,24 +63,41 @@ class Checkpoint:
         if not net.steps_done == int(self.notes["step"]) == self.epoch * net.method.epoch_steps > 0:
             raise ValueError(f"epoch {self.epoch} and step {self.notes['step']} do not fit its {net.steps_done} steps")
         if optimizer is not None:
-            self.load_momentum(optimizer)
+            self.load_optimizer(optimizer)
 
-    def load_momentum(self, optimizer: Optimizer) -> None:
-        """Load the momentum of every parameter, in the parameter's memory layout."""
-        parameters = dict(enumerate(optimizer.param_groups[0]["params"]))
-        places = {f"optimizer.{index}.momentum_buffer": parameter for index, parameter in parameters.items()}
+    def load_optimizer(self, optimizer: Optimizer) -> None:
+        """Load the optimizer's state of every parameter, in the parameter's memory layout."""
+        keys = STATE_KEYS[type(optimizer).__name__]
+        parameters = enumerate(parameters_of(optimizer))
+        places = {f"optimizer.{i}.{key}": (parameter, key) for i, parameter in parameters for key in keys}
         given = {key for key in self.tensors if key.startswith("optimizer.")}
         if strange := given - places.keys():
             raise ValueError(f"{min(strange)} belongs to another optimizer")
-        # The checksum vouches for the rest: a parameter that no gradient has reached yet has no momentum.
-        if self.notes["format"] == WITHOUT_DIGEST and optimizer.defaults["momentum"] and given != places.keys():
+        # The checksum vouches for the rest: a parameter that no gradient has reached yet has no state.
+        if self.notes["format"] == WITHOUT_DIGEST and optimizer.defaults.get("momentum") and given != places.keys():
             raise ValueError(f"{min(places.keys() - given)} is missing")
         for name in given:
-            value, parameter = self.tensors[name], places[name]
-            if value.shape != parameter.shape:
-                raise ValueError(f"{name} must have shape {tuple(parameter.shape)}, has {tuple(value.shape)}")
-            value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-            optimizer.state[parameter]["momentum_buffer"] = value
+            value, (parameter, key) = self.tensors[name], places[name]
+            shape = torch.Size() if key == STEP else parameter.shape
+            if value.shape != shape:
+                raise ValueError(f"{name} must have shape {tuple(shape)}, has {tuple(value.shape)}")
+            optimizer.state[parameter][key] = placed(value, parameter, optimizer, is_step=key == STEP)
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Yield the parameters of all groups."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def placed(value: Tensor, parameter: Tensor, optimizer: Optimizer, is_step: bool) -> Tensor:
+    """Return a loaded tensor where the optimizer has it: beside the parameter and laid out as that, a step as a number.
+
+    Torch keeps steps on the CPU unless its kernels read them on the device.
+    """
+    if is_step:
+        on_device = optimizer.defaults["fused"] or optimizer.defaults["capturable"]
+        return value.to(parameter.device if on_device else "cpu", copy=True)
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def write(
@@ -85,9 +105,10 @@ def write(
 ) -> dict[str, str]:
     """Write the checkpoint after the epochs with the metrics ``rows``, atomically; return its notes."""
     tensors = {f"net.{key}": value for key, value in net.state_dict().items()}
-    for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
-        if (momentum := optimizer.state.get(parameter, {}).get("momentum_buffer")) is not None:
-            tensors[f"optimizer.{index}.momentum_buffer"] = momentum
+    for index, parameter in enumerate(parameters_of(optimizer)):
+        state = optimizer.state.get(parameter, {})
+        kept = [key for key in STATE_KEYS[type(optimizer).__name__] if state.get(key) is not None]
+        tensors |= {f"optimizer.{index}.{key}": state[key] for key in kept}
     copies = whole(tensors)
     notes = {"format": FORMAT, "epoch": str(len(rows)), "step": str(net.steps_done)}
     notes |= {"config": json.dumps(config), "metrics": metrics_digest(rows)}

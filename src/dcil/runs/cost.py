@@ -9,8 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.overrides import TorchFunctionMode
+
+#: How a table names the multiply-adds between activations.
+ATTENTION = "attention: Q K^T, A V"
 
 
 @dataclass(frozen=True)
@@ -30,38 +35,58 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """The counts of a whole network. ``parameters`` counts everything trainable, norm layers and biases included."""
+    """The counts of a whole network. ``parameters`` counts everything trainable, norm layers and biases included.
+
+    ``attention`` are the multiply-adds of its two products of activations, of which no pruned weight saves any.
+    """
 
     parameters: int
     parameters_kept: int
     layers: tuple[LayerCost, ...]
+    attention: int = 0
 
     @property
     def macs(self) -> int:
-        return sum(layer.macs for layer in self.layers)
+        return sum(layer.macs for layer in self.layers) + self.attention
 
     @property
     def macs_kept(self) -> int:
-        return sum(layer.macs_kept for layer in self.layers)
+        return sum(layer.macs_kept for layer in self.layers) + self.attention
 
 
 @torch.no_grad()
 def measure_cost(model: nn.Module, example: Tensor) -> Cost:
     """Count what a finalized model keeps and computes, by running ``example`` (one input, batch 1) through it.
 
-    A weight that is zero counts as pruned. Multiply-adds are those of Conv and Linear layers; norm layers, pooling
-    and additions, a percent or so of the work, are not counted. A layer used twice counts twice.
+    A weight that is zero counts as pruned. Multiply-adds are those of Conv and Linear layers and of attention, which
+    counts all pairs of positions, those hidden by a mask too; norm layers, pooling, softmax and additions, a percent or
+    so of the work, are not counted, nor are embeddings, which look up. A layer used twice counts twice, a parameter
+    that two layers share (a tied head) once.
     """
     positions: dict[str, int] = {}
-    training = model.training
-    with _counting(model, positions):
+    training, attention = model.training, AttentionCount()
+    with _counting(model, positions), attention:
         model.eval()(example)
     model.train(training)
     modules = dict(model.named_modules())
     layers = tuple(_cost(name, modules[name], uses) for name, uses in positions.items())
     total = sum(p.numel() for p in model.parameters())
     zeros = {id(m.weight): m.weight.numel() - int(m.weight.count_nonzero()) for m in map(modules.get, positions) if m}
-    return Cost(total, total - sum(zeros.values()), layers)
+    return Cost(total, total - sum(zeros.values()), layers, attention.macs)
+
+
+class AttentionCount(TorchFunctionMode):
+    """Counts the multiply-adds of scaled dot-product attention while entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.macs = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is F.scaled_dot_product_attention:
+            query, _, value = args[:3]
+            self.macs += query.numel() // query.shape[-1] * value.shape[-2] * (query.shape[-1] + value.shape[-1])
+        return function(*args, **(kwargs or {}))
 
 
 def _cost(name: str, module: Any, positions: int) -> LayerCost:

@@ -2,7 +2,7 @@
 
 config.json               the resolved configuration
 metrics.jsonl             one object per epoch
-checkpoint.safetensors    weights, private layers, masks, step and momentum, with their checksum and the run's settings
+checkpoint.safetensors    weights, private layers, masks, step, optimizer state; their checksum and the run's settings
 checkpoint.json           its epoch, step and checksum as a readable file
 model.safetensors         the finalized pruned net under the user's own keys
 summary.json              the result; its presence marks the run as complete
@@ -66,7 +66,7 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def record(self) -> dict[str, Any]:
-        """Return config.json as it is: the config, the resolved method, ``classes`` and image ``shape``."""
+        """Return config.json as it is: the config, the resolved method, ``classes``, ``shape``, and a text's record."""
         return read_config(self.path)
 
     @contextmanager

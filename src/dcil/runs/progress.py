@@ -63,11 +63,14 @@ def progress_lines(console: Console, label: str, epochs: int) -> Progress:
 
     def report(epoch: int, part: float, row: dict[str, Any] | None) -> None:
         if row is not None and (epoch % every == 0 or epoch == epochs):
-            console.print(f"{label}: epoch {epoch} of {epochs}: {describe(row)}", highlight=False, markup=False)
+            line = f"{label}: epoch {epoch} of {epochs}: {describe(row)}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     return report
 
 
 def describe(row: dict[str, Any]) -> str:
-    """Return loss, accuracy and sparsity of one epoch's metrics as text."""
-    return f"loss {row['train_loss']:.3f}  top-1 {row['top1']:.2f} %  sparsity {row['sparsity']:.4f}"
+    """Return losses, accuracy and sparsity of one epoch's metrics as text."""
+    loss = "" if row.get("val_loss") is None else f"  val {row['val_loss']:.3f}"
+    top1 = "" if row["top1"] is None else f"  top-1 {row['top1']:.2f} %"
+    return f"loss {row['train_loss']:.3f}{loss}{top1}  sparsity {row['sparsity']:.4f}"

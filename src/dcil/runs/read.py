@@ -19,7 +19,7 @@ from dcil.runs.json_file import parse_object, read_text
 from dcil.runs.printable import printable, quoted
 from dcil.runs.run_fields import CONFIG, EPOCH, SUMMARY, TO_SUMMARISE
 from dcil.runs.seal import unsealed
-from dcil.runs.summary import Summary, summarise
+from dcil.runs.summary import Summary, summarise, summarise_loss
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,17 @@ class MaskUpdate:
 
 @dataclass(frozen=True)
 class EpochMetrics:
-    """One line of metrics.jsonl, accuracies in percent; ``row`` is the whole line."""
+    """One line of metrics.jsonl: accuracies in percent, losses in nats, None where none was measured.
+
+    ``row`` is the whole line.
+    """
 
     epoch: int
     sparsity: float
-    top1: float
+    top1: float | None
     top1_super: float | None
+    val_loss: float | None
+    val_loss_super: float | None
     seconds: float
     updates: tuple[MaskUpdate, ...]
     row: Mapping[str, Any]
@@ -72,6 +77,7 @@ class RecordedRun:
     epochs: tuple[EpochMetrics, ...]
     complete: bool = False
     summary: Summary | None = None
+    loss: Summary | None = None
     sparsity: float | None = None
     seconds: float = 0.0
     weights: int | None = None
@@ -84,6 +90,17 @@ class RecordedRun:
     @property
     def dense(self) -> bool:
         return self.method.lower() == "dense"
+
+    @property
+    def text(self) -> Mapping[str, Any] | None:
+        """What config.json says about the text that the run was trained on; None for images."""
+        found: Mapping[str, Any] | None = self.config.get("text")
+        return found
+
+    @property
+    def task(self) -> tuple[str, str, str]:
+        """What the accuracies and losses of runs must share to be compared: network, data set, text."""
+        return self.model, self.dataset, str(self.text["sha256"]) if self.text else ""
 
     @property
     def status(self) -> str:
@@ -109,7 +126,9 @@ def read_run(folder: Path) -> RecordedRun:
     run = RecordedRun(
         folder=folder,
         label=printable(folder.resolve().name),
-        dataset=config["dataset"],
+        dataset=printable(config["text"]["file"])
+        if config["dataset"] == "text" and "text" in config
+        else config["dataset"],
         model=config["model"],
         method=method["name"],
         granularity=_granularity(method.get("granularity")),
@@ -117,12 +136,14 @@ def read_run(folder: Path) -> RecordedRun:
         planned=config["total_epochs"],
         config=config,
         epochs=epochs,
+        loss=summarise_loss([epoch.val_loss for epoch in epochs], [epoch.sparsity for epoch in epochs]),
     )
     if record is not None:
         return replace(run, **_summary_fields(record))
     if not epochs:
         return run
-    summary = summarise([epoch.top1 for epoch in epochs])
+    top1 = [epoch.top1 for epoch in epochs]
+    summary = summarise(top1) if any(value is not None for value in top1) else None
     seconds = sum(epoch.seconds for epoch in epochs)
     return replace(run, summary=summary, sparsity=epochs[-1].sparsity, seconds=seconds)
 
@@ -139,7 +160,7 @@ def read_runs(folders: Sequence[Path]) -> list[RecordedRun]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json: the config, the resolved method, ``classes`` and image ``shape``."""
+    """Read config.json: the config, the resolved method, ``classes``, ``shape`` of an input and, of a text, which."""
     file = folder / "config.json"
     if not os.path.lexists(file):
         raise UserError(f"{folder} is not a run folder: it has no config.json")
@@ -196,12 +217,18 @@ def _epoch(row: dict[str, Any]) -> EpochMetrics:
     return EpochMetrics(
         epoch=row["epoch"],
         sparsity=float(row["sparsity"]),
-        top1=float(row["top1"]),
-        top1_super=None if row["top1_super"] is None else float(row["top1_super"]),
+        top1=_measured(row["top1"]),
+        top1_super=_measured(row["top1_super"]),
+        val_loss=_measured(row.get("val_loss")),
+        val_loss_super=_measured(row.get("val_loss_super")),
         seconds=float(row["seconds"]),
         updates=tuple(MaskUpdate(*update) for update in row["updates"]),
         row=row,
     )
+
+
+def _measured(value: float | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _summary_fields(summary: Mapping[str, Any]) -> dict[str, Any]:

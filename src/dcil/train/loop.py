@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from dcil import data
-from dcil.data import ImageData
+from dcil import data, models
+from dcil.data import Loaded
 from dcil.engine import PROCESS_LOCK, Diverged, EngineSettings
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.errors import UserError
@@ -27,14 +27,17 @@ from dcil.runs.environment import environment
 from dcil.runs.folder import ReadOnlyRunFolder, RunFolder
 from dcil.runs.progress import Progress
 from dcil.runs.seal import sealed
-from dcil.runs.summary import best_epoch, summarise
+from dcil.runs.summary import best_epoch, summarise, summarise_loss
 from dcil.runs.tensors import whole, write_tensors
+from dcil.train.building import describe_data
 from dcil.train.config import Config, to_json
 from dcil.train.out_of_memory import naming_what_to_reduce
-from dcil.train.restore import config_of
+from dcil.train.restore import check_data, config_of
 from dcil.train.trainer import Trainer
 
 NO_END = sys.maxsize
+#: Name in summary.json, after "val_loss_" -> field of a Summary.
+LOSS_NAMES: dict[str, Literal["last", "best", "std"]] = {"last": "last", "best": "best", "std_last_10pct": "std"}
 SAVE_EVERY = 5.0  # least seconds between checkpoints
 
 
@@ -48,6 +51,10 @@ class RunCallback:
 
     def begin(self, folder: Path, epoch: int) -> None:
         """Called before epoch number ``epoch`` (from 0)."""
+
+    def evaluates(self, epoch: int) -> bool:
+        """Return whether the accuracy is measured at the end of epoch number ``epoch`` (from 0)."""
+        return True
 
     def needs_checkpoint(self, epoch: int) -> bool:
         """Return whether a checkpoint must be written after ``epoch`` epochs."""
@@ -67,7 +74,7 @@ def train(
     device: torch.device,
     progress: Progress = lambda epoch, part, row: None,
     settings: EngineSettings | None = None,
-    load: Callable[[str, Path], ImageData] = data.load,
+    load: Callable[[str, Path], Loaded] = data.load,
     group: ProcessGroup = SINGLE_PROCESS,
     callback: Callable[[Trainer], RunCallback] = RunCallback,
     until: int = NO_END,
@@ -87,10 +94,13 @@ def train(
     with naming_what_to_reduce(f"{advice}; or start anew with a smaller --batch (now {config.batch})"):
         with PROCESS_LOCK:  # runs in other threads draw from the same random numbers
             with group.local_rank_zero_first(device):
-                dataset = load(config.dataset, data_dir)
+                dataset = data.prepare(load(config.dataset, data_dir), config.tokens, config.length)
+            described = describe_data(dataset)
+            if folder.started:
+                described = check_data(folder, described)
             trainer = Trainer.build(config, dataset, device, settings, group)
         with folder.locked():
-            record = to_json(config, trainer.net.method, dataset.classes, dataset.shape)
+            record = to_json(config, trainer.net.method, described)
             with begun(folder, record, resume):
                 run = RunInFolder(trainer, folder, json.loads(record))
                 return run.train(progress, callback(trainer), until)
@@ -155,7 +165,8 @@ class RunInFolder:
         saved = time.monotonic()
         for epoch in epochs:
             hooks.begin(self.folder.path, epoch)
-            row = self.trainer.epoch(epoch, progress)
+            last = epoch == self.trainer.config.total_epochs - 1
+            row = self.trainer.epoch(epoch, progress, evaluate=last or hooks.evaluates(epoch))
             self.folder.append(row)
             self.rows.append(row)
             done = epoch + 1
@@ -203,7 +214,8 @@ def finish(folder: RunFolder, trainer: Trainer) -> dict[str, Any]:
     write_tensors(file, whole(model.state_dict()))
     digests = {"model_sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "metrics_sha256": metrics_digest(rows)}
     summary = summary_of(trainer, rows) | digests
-    example = torch.zeros(1, *folder.record()["shape"], device=trainer.loader.device)
+    record = folder.record()
+    example = models.example(record["shape"], record["classes"]).to(trainer.loader.device)
     summary["cost"] = summarise_cost(model, example)
     write_text(folder.path / "summary.json", json.dumps(sealed(summary), indent=1))
     return summary
@@ -213,14 +225,16 @@ def summary_of(trainer: Trainer, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the summary of a run, from its metrics and its network."""
     net = trainer.net
     layers = {name: {"weights": m.numel(), "kept": int(m.sum())} for name, m in net.masks.items()}
-    found = summarise([row["top1"] for row in rows])
-    best = rows[best_epoch([row["top1"] for row in rows], [row["sparsity"] for row in rows])]
+    top1, sparsity = ([row[name] for row in rows] for name in ("top1", "sparsity"))
+    found, best = summarise(top1), rows[best_epoch(top1, sparsity)]
+    loss = summarise_loss([row.get("val_loss") for row in rows], sparsity)
     return {
         "top1_last": found["last"],
         "top1_best": best["top1"],
         "best_epoch": best["epoch"],
         "std_last_10pct": found["std"],
         "top5_last": rows[-1]["top5"],
+        **({f"val_loss_{name}": loss[key] for name, key in LOSS_NAMES.items()} if loss else {}),
         "sparsity": net.sparsity,
         "epochs": len(rows),
         "phases": [[phase.name, phase.steps] for phase in trainer.config.phases],

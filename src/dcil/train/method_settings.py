@@ -33,6 +33,7 @@ from dcil import (
 )
 from dcil.errors import UserError, unknown
 from dcil.schedule import Stretched
+from dcil.scope import UniformFloor
 
 GRANULARITIES: dict[str, Granularity] = {"weight": Weight(), "filter": Filter()}
 CRITERIA: dict[str, Criterion] = {
@@ -42,7 +43,13 @@ CRITERIA: dict[str, Criterion] = {
     "obd": OBD(),
     "obs": OBS(),
 }
-SCOPES: dict[str, Scope] = {"global": Global(), "uniform": Uniform(), "er": ERK(kernel=False), "erk": ERK()}
+SCOPES: dict[str, Scope] = {
+    "global": Global(),
+    "uniform": Uniform(),
+    "uniform-floor": UniformFloor(),
+    "er": ERK(kernel=False),
+    "erk": ERK(),
+}
 SCHEDULES: dict[str, Schedule] = {
     "cubic": Cubic(),
     "constant": Constant(),
@@ -72,6 +79,7 @@ KINDS = {
     float: "a number (float)",
     str: "a text",
     tuple[int, ...]: "epochs such as 150,225",
+    tuple[float, ...]: "numbers such as 0.9,0.999",
     dict[str, Any]: "an object of settings",
 }
 
@@ -100,11 +108,11 @@ def parse_value(kind: Any, value: Any) -> Any:
 def _convert(kind: Any, value: Any) -> Any:
     if kind is bool:
         return BOOLEANS[str(value).lower()]
-    if kind == tuple[int, ...]:
+    if kind in (tuple[int, ...], tuple[float, ...]):
         parts = [part for part in value.split(",") if part] if isinstance(value, str) else value
         if not isinstance(parts, list | tuple):
             raise TypeError
-        return tuple(_convert(int, part) for part in parts)
+        return tuple(_convert(typing.get_args(kind)[0], part) for part in parts)
     if kind == dict[str, Any]:
         if not isinstance(value, dict):
             raise TypeError

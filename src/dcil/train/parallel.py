@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -19,13 +19,27 @@ if TYPE_CHECKING:
 GPU_RUNS = 4  # default number of parallel runs on a GPU
 
 
+class BestAtOnce(NamedTuple):
+    """The number of parallel runs on a GPU with the most steps per second in all, and where that was measured."""
+
+    runs: int
+    source: str
+
+
+#: Networks for which it was measured (``dcil bench train --models NAME --parallel 1,2,4,8``); others take GPU_RUNS.
+BEST_AT_ONCE = {
+    "resnet20": BestAtOnce(4, "benchmarks/h200.json: 1.30 ms per DCIL step and run alone, 0.99 at 4, 1.12 at 8"),
+}
+
+
 class Stopped(Exception):
     """Raised by a run's progress callback to stop it, after Ctrl-C or at the end of a time budget; nothing is lost."""
 
 
-def runs_at_once(wanted: int | None, device: torch.device) -> int:
-    """Return the number of parallel runs: ``wanted``, or the default for the device."""
-    return wanted or (GPU_RUNS if device.type == "cuda" else 1)
+def runs_at_once(wanted: int | None, device: torch.device, models: Iterable[str] = ()) -> int:
+    """Return the number of parallel runs: ``wanted``, or what is best for the device and the networks together."""
+    measured = [BEST_AT_ONCE[model].runs for model in models if model in BEST_AT_ONCE]
+    return wanted or (min(measured, default=GPU_RUNS) if device.type == "cuda" else 1)
 
 
 def run_jobs(

@@ -22,6 +22,7 @@ from dcil.train.restore import config_of
 
 #: What --model is without --model and --recipe.
 MODELS = {"digits": "resnet8-digits", "cifar10": "resnet20", "cifar100": "resnet20", "imagefolder": "resnet18"}
+MODELS |= {"text": "gpt-6-384", "shakespeare": "gpt-6-384", "pydoc": "gpt-4-128"}
 DEFAULT_METHOD = "dcil"
 #: The file beside several runs.
 REPORT = "report.html"
@@ -112,12 +113,21 @@ def base_config(options: Options, recipe: str | None, method: str) -> Config:
     if dataset not in data.names():
         raise unknown("dataset", dataset, data.names())
     model = options.get("model", MODELS[dataset])
-    family = {"digits": "digits", "imagefolder": "imagenet-resnet18"}.get(dataset)
-    family = family or f"{dataset}-{'wrn-28-2' if model.startswith('wrn') else 'resnet20'}"
-    names = (f"{dataset}-{model}", f"imagenet-{model}" if dataset == "imagefolder" else family, family)
-    recipe_for = next(RECIPES[name] for name in names if name in RECIPES)
     # Without --recipe a method has its own, original settings; a recipe is the paper's protocol.
-    return replace(recipe_for(method=method, protocol=False), model=model)
+    return replace(RECIPES[recipe_like(dataset, model)](method=method, protocol=False), dataset=dataset, model=model)
+
+
+def recipe_like(dataset: str, model: str) -> str:
+    """Return the name of the recipe for a network on a data set, or of the one that is most like it."""
+    if model.startswith("vit-"):
+        family = f"vit-{dataset}" if f"vit-{dataset}" in RECIPES else "vit-cifar10"
+    elif dataset in data.TEXTS:
+        family = "gpt-pydoc" if dataset == "pydoc" else "gpt-text"
+    else:
+        family = {"digits": "digits", "imagefolder": "imagenet-resnet18"}.get(dataset, "")
+        family = family or f"{dataset}-{'wrn-28-2' if model.startswith('wrn') else 'resnet20'}"
+    own = f"imagenet-{model}" if dataset == "imagefolder" else f"{dataset}-{model}"
+    return own if own in RECIPES else family
 
 
 def override(config: Config, options: Options) -> Config:

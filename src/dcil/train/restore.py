@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from dcil import SparseNet, models
+from dcil import SparseNet
 from dcil.errors import UserError
 from dcil.runs.checkpoint import check_settings
 from dcil.runs.damage import naming_file
 from dcil.runs.folder import RunFolder
+from dcil.train.building import build_empty, build_net
 from dcil.train.config import Config, from_record, to_json
 
 
@@ -27,19 +27,43 @@ def settings_of(folder: RunFolder) -> tuple[Config, dict[str, Any]]:
     with naming_file(file):
         config = from_record(record)
         method = config.build_method(record["method"]["steps"] // config.epochs)
-        settings = json.loads(to_json(config, method, record["classes"], record["shape"]))
+        settings = json.loads(to_json(config, method, data_of(record)))
         check_settings(file, record, settings)
     return config, settings
+
+
+def data_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what config.json says about the data, as ``describe_data`` does."""
+    return {name: record[name] for name in ("classes", "shape", "text") if name in record}
+
+
+def check_data(folder: RunFolder, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what the run in ``folder`` was trained on, according to its record; refuse other data."""
+    there = data_of(folder.record())
+    if there.get("text", {}).get("sha256") != given.get("text", {}).get("sha256"):
+        raise UserError(
+            f"{folder.path} was trained on {named(there)}, got {named(given)}; give the --data-dir that it was "
+            "trained with"
+        )
+    if (there["classes"], there["shape"]) != (given["classes"], given["shape"]):
+        raise UserError(
+            f"{folder.path} was trained on {there['classes']} classes of images {there['shape']}, the data have "
+            f"{given['classes']} of {given['shape']}; give the --data-dir that it was trained with"
+        )
+    return there
+
+
+def named(data: Mapping[str, Any]) -> str:
+    """Name a text by its file, size and the beginning of its SHA-256."""
+    text = data.get("text")
+    return "images" if text is None else f"{text['file']} ({text['bytes']:,} bytes, SHA-256 {text['sha256'][:12]}…)"
 
 
 def load_net(folder: RunFolder) -> SparseNet:
     """Load the network of the last checkpoint, on the CPU."""
     config, settings = settings_of(folder)
-    with torch.device("meta"):  # without initial weights, which the checkpoint replaces anyway
-        model = models.build(config.model, settings["classes"], settings["shape"][0])
-    # What to_empty does, without its slow import of sympy.
-    model._apply(lambda t: torch.empty(t.shape, dtype=t.dtype))  # type: ignore[no-untyped-call]
-    net = SparseNet(model, config.build_method(settings["method"]["epoch_steps"]))
+    model = build_empty(config, settings["classes"], tuple(settings["shape"]))
+    net = build_net(config, model, settings["method"]["epoch_steps"])
     if not folder.restore(net, config=settings):
         raise UserError(f"{folder.path} has no checkpoint yet; train it further with dcil train --resume")
     check_result(folder, net)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch.optim import Optimizer
 
-from dcil import SparseNet, Update, models
-from dcil.data import Batches, ImageData
+from dcil import SparseNet, Update
+from dcil.data import Batches, TrainingData
 from dcil.engine import PROCESS_LOCK, Engine, EngineSettings, build
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.errors import UserError
 from dcil.runs.progress import Progress
+from dcil.train.building import build_model, build_net, build_optimizer, step_settings
 from dcil.train.config import Config
+
+#: The scores of an epoch that was not evaluated.
+UNMEASURED: dict[str, Any] = dict.fromkeys(("top1", "top5", "val_loss", "top1_super", "val_loss_super"))
 
 
 @dataclass
@@ -24,7 +30,7 @@ class Trainer:
 
     config: Config
     net: SparseNet
-    optimizer: torch.optim.SGD
+    optimizer: Optimizer
     loader: Batches
     engine: Engine
     group: ProcessGroup = SINGLE_PROCESS
@@ -33,31 +39,26 @@ class Trainer:
     def build(
         cls,
         config: Config,
-        dataset: ImageData,
+        dataset: TrainingData,
         device: torch.device,
         settings: EngineSettings | None = None,
         group: ProcessGroup = SINGLE_PROCESS,
     ) -> Trainer:
         """Build the network, optimizer, loader and engine of ``config``."""
-        check_last_batch(config.batch, dataset.train_size, group)
+        if len(dataset.shape) > 1:
+            check_last_batch(config.batch, dataset.train_size, group)
         loader = dataset.loader(config.batch, device, config.seed, group.rank, group.world_size)
         reseed(config.seed, 0)
-        model = models.build(config.model, dataset.classes, dataset.shape[0]).to(device)
-        net = SparseNet(model, config.build_method(loader.steps))
+        model = build_model(config, dataset.classes, dataset.shape).to(device)
+        net = build_net(config, model, loader.steps)
         net.warn_of_empty_layers = False  # the notes of the run say so
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the layout of the batches, which convolutions are fastest in
-        optimizer = torch.optim.SGD(
-            net.parameters(),
-            lr=config.lr,
-            momentum=config.momentum,
-            nesterov=config.momentum > 0,
-            weight_decay=config.weight_decay,
-        )
-        engine = build(net, optimizer, loader, settings or EngineSettings(), group)
+        optimizer = build_optimizer(config, net)
+        engine = build(net, optimizer, loader, settings or EngineSettings(), group, step_settings(config))
         return cls(config, net, optimizer, loader, engine, group)
 
-    def epoch(self, epoch: int, progress: Progress) -> dict[str, Any]:
-        """Train epoch number ``epoch`` (from 0) and return its metrics.
+    def epoch(self, epoch: int, progress: Progress, evaluate: bool = True) -> dict[str, Any]:
+        """Train epoch number ``epoch`` (from 0) and return its metrics; scores are None without ``evaluate``.
 
         Only the network and the optimizer carry over from earlier epochs, so a run can resume after any epoch.
         """
@@ -70,25 +71,36 @@ class Trainer:
             if update is not None:
                 updates.append(update)
             progress(epoch, (i + 1) / self.loader.steps, None)
-        loss, hits, images = self.engine.totals()
+        loss, hits, targets = self.engine.totals()
         return {
             "epoch": epoch + 1,
             "phase": self.config.phase_at(epoch)[0].name,
             "step": self.net.steps_done,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "train_loss": loss / images,
-            "top1_train": 100 * hits / images,
-            **self.measure(),
+            "train_loss": loss / targets,
+            "top1_train": 100 * hits / targets,
+            **(self.measure() if evaluate else UNMEASURED),
+            "sparsity": self.net.sparsity,
             "updates": [[update.step, *update.changes.tolist()] for update in updates],
             "seconds": time.perf_counter() - start,
         }
 
     def measure(self) -> dict[str, Any]:
-        """Return the accuracy of both paths and the sparsity."""
-        accuracy = self.engine.evaluate()
-        top1, top5 = accuracy["pruned"]
-        top1_super, _ = accuracy.get("super", (None, None))
-        return {"top1": top1, "top5": top5, "top1_super": top1_super, "sparsity": self.net.sparsity}
+        """Return accuracy and loss of both paths."""
+        scores = self.engine.evaluate()
+        found: dict[str, Any] = UNMEASURED | {
+            "top1": scores["pruned"].top1,
+            "top5": scores["pruned"].top5,
+            "val_loss": finite(scores["pruned"].loss),
+        }
+        if "super" in scores:
+            found |= {"top1_super": scores["super"].top1, "val_loss_super": finite(scores["super"].loss)}
+        return found
+
+
+def finite(loss: float) -> float | None:
+    """Return a loss as metrics.jsonl has it: JSON has no numbers that are not finite."""
+    return loss if math.isfinite(loss) else None
 
 
 def check_last_batch(batch: int, images: int, group: ProcessGroup) -> None:

@@ -21,12 +21,12 @@ class BatchSource(Protocol):
     def batch(self, size: int) -> Batch:
         """Return the next training batch; a replay of this call produces the one after it."""
 
+    def peek(self, size: int) -> Tensor:
+        """Return the images of the batch that ``batch`` returns next."""
+
     def test(self) -> Iterator[int]: ...
 
     def test_batch(self, size: int) -> Batch: ...
-
-    def rewind(self) -> None:
-        """Go back to the first batch."""
 
 
 def make_source(loader: Batches, exact: bool) -> BatchSource:
@@ -58,6 +58,11 @@ class DeviceSource:
             batch = self.loader.crop(self.drawn.index_select(1, self.position + self.offsets[:size]))
         self.position.add_(size)
         return batch
+
+    def peek(self, size: int) -> Tensor:
+        x, _ = self.batch(size)
+        self.position.sub_(size)
+        return x
 
     def test(self) -> Iterator[int]:
         self.rewind()
@@ -105,4 +110,5 @@ class CopiedSource:
 
     test_batch = batch
 
-    def rewind(self) -> None: ...
+    def peek(self, size: int) -> Tensor:
+        return self.buffers[size][0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,44 +12,75 @@ from torch import Tensor
 from dcil.engine.lock import PROCESS_LOCK
 from dcil.engine.streams import new_stream
 
-WARM_UPS = 3  # libraries choose algorithms, compile and allocate in their first calls
+WARM_UPS = 2  # libraries choose algorithms, compile and allocate in their first calls
 
 
 class GraphRecorder:
-    """Records graphs that share one memory pool: they run one after the other and keep nothing in it."""
+    """Records graphs that share one memory pool: they run one after the other, and what one leaves is held by it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = new_stream(device, high_priority=True) if device.type == "cuda" else None
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-    def record(self, work: Callable[[], None], before: Callable[[], None]) -> Callable[[], None]:
-        """Warm up, each time after ``before``, record ``work`` and return its replay; without CUDA return ``work``."""
+    def run(self, work: Callable[[], Any]) -> Any:
+        """Do ``work`` as it is, on the stream that it will be recorded on, and return its result."""
         if self.stream is None:
-            return work
+            return work()
         with PROCESS_LOCK:
-            self.stream.wait_stream(torch.cuda.current_stream())
+            here = torch.cuda.current_stream(self.device)
+            self.stream.wait_stream(here)
             with torch.cuda.stream(self.stream):
-                for _ in range(WARM_UPS):
-                    before()
-                    work()
-            torch.cuda.current_stream().wait_stream(self.stream)
-            torch.cuda.synchronize(self.device)
-            return self.capture(work)
+                found = work()
+            here.wait_stream(self.stream)
+        return found
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record ``work``, which must have run before, and return its replay; does not execute it or wait."""
+    def capture(self, work: Callable[[], Any]) -> Recording:
+        """Record ``work``, which must have run before; does not execute it or wait. Without CUDA a replay does it."""
         if self.stream is None:
-            return work
+            return Recording(work, None)
         with PROCESS_LOCK, torch.cuda.stream(self.stream):
             graph = torch.cuda.CUDAGraph()
             # thread_local: runs in other threads may allocate meanwhile.
             graph.capture_begin(self.pool, capture_error_mode="thread_local")
             try:
-                work()
-            finally:
-                graph.capture_end()
-        return graph.replay
+                found = work()
+            except BaseException:
+                with suppress(RuntimeError):  # that the recording has failed
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return Recording(graph.replay, found)
+
+
+class Recording(NamedTuple):
+    """Work that can be repeated, and the tensors that it leaves its result in (without CUDA the replay returns it)."""
+
+    replay: Callable[[], Any]
+    result: Any
+
+    def __call__(self) -> Any:
+        found = self.replay()
+        return self.result if found is None else found
+
+
+class Recordings:
+    """Recordings by key: work with a new key is done as it is for a few times, then recorded, then replayed."""
+
+    def __init__(self, recorder: GraphRecorder) -> None:
+        self.recorder = recorder
+        self.done: dict[Hashable, int] = {}
+        self.kept: dict[Hashable, Recording] = {}
+
+    def run(self, key: Hashable, work: Callable[[], Any]) -> Any:
+        """Do ``work``, whose computation the key determines; the result's memory is that of the next replay too."""
+        if (kept := self.kept.get(key)) is not None:
+            return kept()
+        done = self.done[key] = self.done.get(key, 0) + 1
+        if done <= WARM_UPS and self.recorder.stream is not None:
+            return self.recorder.run(work)
+        self.kept[key] = self.recorder.capture(work)
+        return self.kept[key]()
 
 
 @contextmanager

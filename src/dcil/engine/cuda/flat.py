@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from dcil import SparseNet
 
@@ -64,7 +65,7 @@ class FlatParameters:
     """Holds the prunable weights first (``prunable_size`` elements), then the other parameters; those that the paths
     have in the same role are adjacent."""
 
-    def __init__(self, net: SparseNet, optimizer: torch.optim.SGD) -> None:
+    def __init__(self, net: SparseNet, optimizer: Optimizer, momentum: bool = True) -> None:
         self.net, self.device = net, next(net.parameters()).device
         layers = net.layers
         weights = [layer.weight for layer in layers]
@@ -82,26 +83,33 @@ class FlatParameters:
             live = [b for role in roles.values() for b in role if not isinstance(b, nn.Parameter)]
             self.statistics = pack([b for b in live if b.dtype == torch.float32], torch.float32, self.device, 1)
             self.counters = pack([b for b in live if b.dtype == torch.int64], torch.int64, self.device, 1)
-            self._link_optimizer(optimizer)
+            self.gradient = torch.zeros_like(self.weights)
+            held = [p for group in optimizer.param_groups for p in group["params"] if id(p) in self.packed.starts]
+            self.gradients = [(parameter, self.packed.like(self.gradient, parameter)) for parameter in held]
+            self.link_gradients()
+            if momentum:
+                self._link_momentum(optimizer)
         self.leaf = self.weights.detach().requires_grad_()
 
     @property
     def weights(self) -> Tensor:
         return self.packed.flat
 
-    def _link_optimizer(self, optimizer: torch.optim.SGD) -> None:
-        """Make ``grad`` and the momentum buffer of each parameter views of flat tensors."""
-        self.gradient, self.momentum = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            if id(parameter) not in self.packed.starts:
-                continue
-            parameter.grad = self.packed.like(self.gradient, parameter)
-            if not optimizer.defaults["momentum"]:
-                continue
-            place = self.packed.like(self.momentum, parameter)
-            if (old := optimizer.state[parameter].get("momentum_buffer")) is not None:
-                place.copy_(old)
-            optimizer.state[parameter]["momentum_buffer"] = place
+    def link_gradients(self) -> None:
+        """Make ``grad`` of each parameter a view of the flat one."""
+        for parameter, gradient in self.gradients:
+            parameter.grad = gradient
+
+    def _link_momentum(self, optimizer: Optimizer) -> None:
+        """Make the momentum buffer of each parameter a view of a flat tensor."""
+        self.momentum = torch.zeros_like(self.weights)
+        for group in optimizer.param_groups:
+            for parameter in group["params"] if group["momentum"] else ():
+                if id(parameter) in self.packed.starts:
+                    place = self.packed.like(self.momentum, parameter)
+                    if (old := optimizer.state[parameter].get("momentum_buffer")) is not None:
+                        place.copy_(old)
+                    optimizer.state[parameter]["momentum_buffer"] = place
 
 
 def roles_of(net: SparseNet) -> dict[str, list[Tensor]]:

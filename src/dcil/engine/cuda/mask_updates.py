@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dcil import SparseNet, StepContext
-from dcil.engine.cuda.capture import GraphRecorder
+from dcil.engine.cuda.capture import GraphRecorder, Recording
 from dcil.engine.cuda.flat import FlatParameters
 from dcil.engine.cuda.ranking import Ranking, is_global_magnitude
 from dcil.engine.lock import PROCESS_LOCK
@@ -18,44 +18,49 @@ class RecordedHooks:
     """Replaces the method's hooks that ``SparseNet.step`` calls, since the step itself is recorded.
 
     ``after_step`` is part of the recorded step. The first mask update with a key runs operation by operation, the
-    second is recorded, the others are replayed. The sparsity, which grows once per epoch, is part of the key: an epoch
-    has about 24 updates and one recording. If every update has a different key (``smooth``), nothing is recorded.
+    second is recorded, the others are replayed. A ranking by magnitude takes the number of pruned weights from the
+    device, so that one recording serves for all; of other updates the sparsity is part of the key.
     """
 
-    changes: Tensor
-
-    def __init__(self, net: SparseNet, flat: FlatParameters, recorder: GraphRecorder) -> None:
+    def __init__(self, net: SparseNet, flat: FlatParameters | None, recorder: GraphRecorder) -> None:
         self.net, self.recorder = net, recorder
         ranked = is_global_magnitude(net, net.method.update_key(net.steps_done))
-        self.update: Callable[[StepContext], Tensor] = Ranking(net, flat) if ranked else net.method.update_masks
+        self.ranking = Ranking(net, flat) if ranked else None
+        self.records_after_step = True
         self.key: Hashable = None
-        self.replay: Callable[[], None] | None = None
+        self.recording: Recording | None = None
 
     def after_step(self, context: StepContext) -> None:
-        """Do nothing: the recorded step has called it."""
+        """Do nothing: the recorded step has called it, unless the optimizer steps outside of the recording."""
+        if not self.records_after_step:
+            self.net.method.after_step(context)
 
     @torch.no_grad()
     def update_masks(self, context: StepContext) -> Tensor:
-        key = self.net.method.update_key(context.step)
+        if self.ranking is None:
+            work: Callable[[], Tensor] = lambda: self.net.method.update_masks(context)  # noqa: E731
+            return self.run(self.net.method.update_key(context.step), work)
+        if not self.ranking.prepare(context):
+            return self.ranking(context)
+        return self.run("ranking", self.ranking.select)
+
+    def run(self, key: Hashable, work: Callable[[], Tensor]) -> Tensor:
+        """Do the work, or what was recorded for its key; None is never recorded."""
         if key is None or key != self.key:
-            self.key, self.replay = key, None
-            return self.update(context)
-        if self.replay is None and not self.record(context):
-            return self.update(context)
-        assert self.replay is not None
-        self.replay()
-        return self.changes.clone()  # the next replay of any recording overwrites it
+            self.key, self.recording = key, None
+            return work()
+        if self.recording is None and not self.record(work):
+            return work()
+        assert self.recording is not None
+        changes: Tensor = self.recording()
+        return changes.clone()  # the next replay of any recording overwrites it
 
-    def record(self, context: StepContext) -> bool:
+    def record(self, work: Callable[[], Tensor]) -> bool:
         """Record the update; return False if another run of this process is recording, which may take half a minute."""
-
-        def work() -> None:
-            self.changes = self.update(context)
-
         if not PROCESS_LOCK.acquire(blocking=False):
             return False
         try:
-            self.replay = self.recorder.capture(work)
+            self.recording = self.recorder.capture(work)
         finally:
             PROCESS_LOCK.release()
         return True

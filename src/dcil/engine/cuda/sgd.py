@@ -25,11 +25,9 @@ class SGD:
 
     @classmethod
     def from_optimizer(cls, optimizer: torch.optim.SGD) -> SGD:
-        found = optimizer.defaults
-        plain = not (found["dampening"] or found["maximize"]) and len(optimizer.param_groups) == 1
-        if not isinstance(optimizer, torch.optim.SGD) or not plain:
-            raise ValueError("the graph engine needs SGD with one group, no dampening, no maximize; or --engine eager")
-        return cls(found["momentum"], found["weight_decay"], found["nesterov"])
+        """Take the settings of the optimizer's one group (see ``choose.is_plain_sgd``)."""
+        (group,) = optimizer.param_groups
+        return cls(group["momentum"], group["weight_decay"], group["nesterov"])
 
     def step(self, w: Tensor, g: Tensor, v: Tensor, minus_lr: Tensor, diverged: Tensor, exact: bool = True) -> None:
         """Update ``w`` and ``v`` in place; ``w`` stays as it is if ``diverged`` (an integer on the device) is not 0.
