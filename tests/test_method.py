@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import dcil
@@ -109,9 +110,12 @@ def test_the_count_of_kept_weights_follows_the_updates():
 
 def test_the_weight_of_the_kl_terms_is_a_factor():
     p, s = torch.randn(2, 6, 3)
-    whole, half = (MutualDistillation(weight, 2.0)(p, s) for weight in (1.0, 0.5))
-    assert whole > 0
-    torch.testing.assert_close(half, whole / 2)
+    outputs, target = {"pruned": p, "super": s}, torch.tensor([0, 1, 2, 0, 1, 2])
+    none, half, whole = (
+        DCIL(**PLAN, warmup=0.0, kl=kl).loss(outputs, target, F.cross_entropy, 0) for kl in (0.0, 0.5, 1.0)
+    )
+    assert whole > none
+    torch.testing.assert_close(half - none, (whole - none) / 2)
 
 
 def test_a_schedule_is_a_setting_like_any_other():

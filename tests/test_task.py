@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dcil import DCIL, DPF, SparseNet, UserError
-from dcil.distillation import MutualDistillation, distill_mse, distill_sigmoid
+from dcil.distillation import distill_both_ways, distill_mse, distill_sigmoid
 
 T = 2.0
 
@@ -222,7 +222,7 @@ def test_a_distance_of_ones_own():
     want = cross_entropy(p, LABELS) + cross_entropy(s, LABELS) + 2 * (p - s).abs().max()
     torch.testing.assert_close(net.loss(net(IDS), LABELS), want)
     with pytest.raises(UserError, match="scalar"):
-        MutualDistillation(1.0, 2.0, lambda student, teacher: student)(p, s)
+        distill_both_ways(p, s, lambda student, teacher: student)
 
 
 @dataclass

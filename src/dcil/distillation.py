@@ -103,22 +103,30 @@ class MutualDistillation:
     temperature: float
     kind: str | Distance = "softmax"
 
-    def __call__(
-        self, p: Tensor, s: Tensor, dim: int | None = 1, counted: Tensor | None = None, reduction: str = "mean"
-    ) -> Tensor:
-        if self.kind == "softmax":
-            assert dim is not None
-            return self.weight * distill_mutually(p, s, self.temperature, dim, counted, reduction)
 
-        def distance(student: Tensor, teacher: Tensor) -> Tensor:
-            if self.kind == "sigmoid":
-                return distill_sigmoid(student, teacher, self.temperature, counted, reduction)
-            if self.kind == "mse":
-                return distill_mse(student, teacher, counted, reduction)
-            assert callable(self.kind)
-            return scalar(called(self.kind, "distill", "(student, teacher) -> scalar", student, teacher.detach()))
+def distill_both_ways(
+    p: Tensor,
+    s: Tensor,
+    kind: str | Distance = "softmax",
+    temperature: float = 2.0,
+    dim: int | None = 1,
+    counted: Tensor | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """D(teacher = S, student = P) + D(teacher = P, student = S) of a ``MutualDistillation``, without its weight."""
+    if kind == "softmax":
+        assert dim is not None
+        return distill_mutually(p, s, temperature, dim, counted, reduction)
 
-        return self.weight * (distance(p, s) + distance(s, p))
+    def distance(student: Tensor, teacher: Tensor) -> Tensor:
+        if kind == "sigmoid":
+            return distill_sigmoid(student, teacher, temperature, counted, reduction)
+        if kind == "mse":
+            return distill_mse(student, teacher, counted, reduction)
+        assert callable(kind)
+        return scalar(called(kind, "distill", "(student, teacher) -> scalar", student, teacher.detach()))
+
+    return distance(p, s) + distance(s, p)
 
 
 def scalar(value: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,7 +33,6 @@ def find_logits(output: Any) -> Tensor:
     return found
 
 
-@dataclass(frozen=True)
 class Objective:
     """A user's task with everything that a method's loss asks about it; called as the task is.
 
@@ -44,19 +42,28 @@ class Objective:
     classes     numbers of outputs of the classifiers, to tell the class dimension by
     class_dim   the class dimension, where it was given
     parts       what the loss consists of, for the metrics; filled by ``Method.loss``
+
+    Made anew inside of every loss, compiled ones included: no dataclass, whose ``replace`` torch 2.11 cannot trace.
     """
 
-    task: Task = F.cross_entropy
-    pick: Callable[[Any], Tensor] = find_logits
-    valid: Tensor | None = None
-    classes: frozenset[int] = frozenset()
-    class_dim: int | None = None
-    parts: dict[str, Tensor | float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, function in {"task": self.task, "logits": self.pick}.items():
+    def __init__(
+        self,
+        task: Task = F.cross_entropy,
+        pick: Callable[[Any], Tensor] = find_logits,
+        valid: Tensor | None = None,
+        classes: frozenset[int] = frozenset(),
+        class_dim: int | None = None,
+        parts: dict[str, Tensor | float] | None = None,
+    ) -> None:
+        for name, function in {"task": task, "logits": pick}.items():
             if not callable(function) or isinstance(function, type):
                 raise UserError(f"{name} must be a function or a module, got {described(function)}")
+        self.task, self.pick, self.valid, self.classes, self.class_dim = task, pick, valid, classes, class_dim
+        self.parts = {} if parts is None else parts
+
+    def with_class_dim(self, dim: int | None) -> Objective:
+        """The same with the class dimension that was given; the parts of the loss are shared."""
+        return Objective(self.task, self.pick, self.valid, self.classes, dim, self.parts)
 
     @classmethod
     def of(cls, task: Task) -> Objective:
@@ -105,8 +112,8 @@ class Objective:
     def function(self) -> str | None:
         """The name of torch's own loss that the task is, bound arguments aside; None for any other callable."""
         task = self.task.func if isinstance(self.task, functools.partial) else self.task
-        if type(task).__module__ == nn.modules.loss.__name__:  # a subclass of your own may want the whole output
-            return type(task).__name__
+        if isinstance(task, nn.Module):  # a subclass of your own may want the whole output
+            return type(task).__name__ if type(task).__module__ == nn.modules.loss.__name__ else None
         return task.__name__ if getattr(task, "__module__", None) == "torch.nn.functional" else None
 
     @property

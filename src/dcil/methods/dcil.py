@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from dcil import views
-from dcil.distillation import Distance, MutualDistillation
+from dcil.distillation import Distance, MutualDistillation, distill_both_ways
 from dcil.errors import UserError
 from dcil.granularity import NM, Filter, Granularity, Weight
 from dcil.method import Method
@@ -64,19 +64,19 @@ class DCIL(Method):
         return MutualDistillation(self.kl_at(step), self.temperature, self.distill or "softmax")
 
     def loss(self, outputs: Mapping[str, Any], target: Any, task: Task, step: int) -> Tensor:
-        task = replace(Objective.of(task), class_dim=self.class_dim)
+        task = Objective.of(task).with_class_dim(self.class_dim)
         if not self.kl:
             return super().loss(outputs, target, task, step)
         # Checked from the first step on, not when the warm-up ends.
-        distillation = replace(self.loss_key(step), kind=self.distillation_of(task))
+        weight, kind = self.kl_at(step), self.distillation_of(task)
         p, s = (task.logits(outputs[path]) for path in ("pruned", "super"))
-        dim = task.find_class_dim(p, target) if distillation.kind == "softmax" else None
+        dim = task.find_class_dim(p, target) if kind == "softmax" else None
         counted = task.counted(p, dim, target)
         loss = super().loss(outputs, target, task, step)
-        task.parts["kl_weight"] = distillation.weight
-        if not distillation.weight:
+        task.parts["kl_weight"] = weight
+        if not weight:
             return loss
-        kl = distillation(p, s, dim, counted, task.reduction)
+        kl = weight * distill_both_ways(p, s, kind, self.temperature, dim, counted, task.reduction)
         task.parts["loss/kl"] = kl.detach()
         return loss + kl
 
