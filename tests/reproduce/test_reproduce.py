@@ -572,9 +572,48 @@ def test_measurements_stand_beside_the_papers_numbers(trained, tiny_table, tmp_p
     last = [records.read(CellRun(DPF, seed, trained).record).last for seed in (0, 1)]
     report.build(trained, tmp_path, EPOCHS)
     row = next(line for line in (tmp_path / "results.md").read_text().splitlines() if "| dpf-rerun |" in line)
-    assert f"{sum(last) / 2:.2f} ±" in row and "99.99 ± 0.00" in row and "last below, best above" in row
+    assert (
+        f"{sum(last) / 2:.2f} ±" in row
+        and "99.99 ± 0.00" in row
+        and re.search(r"last below \(.* beyond\), best above \(.* beyond\)", row)
+    )
     missing = next(line for line in (tmp_path / "results.md").read_text().splitlines() if "| dcil | 50 %" in line)
     assert "not run" in missing and "a printed remark" in missing
+    page = (tmp_path / "results.md").read_text()
+    shown, folded = page.split("<details>", 1)
+    assert missing in folded and missing not in shown and row in shown
+    assert re.search(r"<summary>The rest of this table: 1 cell not run, about .* of one GPU</summary>", folded)
+
+
+def test_the_page_begins_with_what_came_out(trained, tiny_table, tmp_path):
+    report.build(trained, tmp_path, EPOCHS)
+    found = records.read_all(trained)
+    ours = Measurements(found)
+    by_question = dict(line.strip("| ").split(" | ") for line in overview_lines((tmp_path / "results.md").read_text()))
+    assert by_question["Cells of the paper's tables with a run"].startswith("3 of 4, 0 of them with three seeds")
+    # Dense is within its ± 100 points; DPF is far below 99.99 ± 0.001 and far above 1.0 ± 0.1.
+    last, best = (statistics.fmean(ours.values(DPF, "top-1", column)) for column in ("last", "best"))
+    beyond = [f"{value:.2f}" for value in (99.99 - last - 0.002, best - 1.0 - 0.2)]
+    assert by_question["Within ± 2 std of the paper's own runs, last epoch"] == (
+        f"1 of 2; the others by {beyond[0]} points beyond"
+    )
+    assert by_question["Within ± 2 std of the paper's own runs, best epoch"].startswith("0 of 1; the others by")
+    ahead = ours.values(DIGITS, "top-1", "last")[0] - best
+    assert by_question["DCIL at its last epoch above DPF at its best"].startswith(f"{int(ahead > 0)} of 1, by ")
+    for name in ("agreement", "sparsity", "stability"):
+        assert f"results-{name}.svg" in (tmp_path / "results.md").read_text()
+        assert (tmp_path / f"results-{name}.svg").read_text().startswith("<svg")
+
+
+def overview_lines(page):
+    """The rows of the table at the top of the page."""
+    section = page.split("## At a glance")[1].split("\n## ")[0]
+    return [line for line in section.splitlines() if line.startswith("| ")][2:]
+
+
+def test_a_page_without_runs_has_no_overview(trained, tiny_table, tmp_path):
+    report.build(trained, tmp_path)
+    assert "At a glance" not in (tmp_path / "results.md").read_text()
 
 
 def test_accuracy_by_the_age_of_the_masks():

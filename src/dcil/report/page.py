@@ -89,7 +89,15 @@ class Details:
     style: Style | None = None
 
 
-MarkdownBlock = Heading | Paragraph | Table | Picture
+@dataclass(frozen=True)
+class Folded:
+    """A part that opens on a click, in HTML and in Markdown: paragraphs and tables under a line of plain text."""
+
+    summary: str
+    blocks: tuple[Paragraph | Table, ...]
+
+
+MarkdownBlock = Heading | Paragraph | Table | Picture | Folded
 Block = MarkdownBlock | Details
 
 
@@ -105,6 +113,9 @@ def _markdown(block: MarkdownBlock) -> str:
         return block.text
     if isinstance(block, Picture):
         return f"![{block.title}]({block.file})\n\n*{block.caption}*"
+    if isinstance(block, Folded):
+        inside = "\n\n".join(_markdown(part) for part in block.blocks)
+        return f"<details>\n<summary>{escape(block.summary)}</summary>\n\n{inside}\n\n</details>"
     lines = [[_plain(text) for text in line] for line in (block.headings, *(row.texts for row in block.rows))]
     lines.insert(1, ["---"] * len(block.headings))
     return "\n".join(f"| {' | '.join(text or ' ' for text in line)} |" for line in lines)

@@ -117,6 +117,14 @@ class ComparisonRow:
             return "within"
         return "above" if difference > 0 else "below"
 
+    def verdict_in_words(self, column: str) -> str:
+        """Return the verdict, and for a number outside how far beyond the two deviations it is."""
+        verdict, printed = self.verdict(column), self.paper[column]
+        if verdict == "within" or printed.mean is None or printed.std is None:
+            return f"{column} {verdict}"
+        beyond = abs(statistics.fmean(self.ours[column]) - printed.mean) - 2 * printed.std
+        return f"{column} {verdict} ({beyond:.{3 if self.quantity.startswith('std') else 2}f} beyond)"
+
 
 def comparison_rows(table: str, ours: Measurements) -> list[ComparisonRow]:
     """Return the rows of one of the paper's tables, in its order."""

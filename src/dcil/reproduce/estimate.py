@@ -104,6 +104,10 @@ class Estimate:
             done = read_bytes(file).count(b"\n") if os.path.lexists(file) else 0
         return self.pace(run).seconds * max(0, cached_config(run.cell, run.epochs).total_epochs - done)
 
+    def seconds(self, run: CellRun) -> float:
+        """Return the seconds of a whole run."""
+        return self.pace(run).seconds * cached_config(run.cell, run.epochs).total_epochs
+
     def seconds_per_epoch(self, run: CellRun) -> float:
         return self.pace(run).seconds
 

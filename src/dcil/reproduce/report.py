@@ -11,9 +11,9 @@ from typing import Any
 from dcil.errors import UserError, unknown
 from dcil.report.formatting import NONE, NOT_RUN, plus_minus, signed, spread
 from dcil.report.page import Heading, MarkdownBlock, Paragraph, Picture, Table, TableRow, html, markdown
-from dcil.reproduce import iterations, records, sections, tables
+from dcil.reproduce import iterations, not_run, overview, records, sections, tables
 from dcil.reproduce.comparison import COLUMNS, ComparisonRow, Measurements, comparison_rows
-from dcil.reproduce.estimate import cached_config
+from dcil.reproduce.estimate import Estimate, cached_config
 from dcil.reproduce.matching import matches_recipe
 from dcil.reproduce.paper import PrintedNumber
 from dcil.reproduce.record_fields import FINDINGS
@@ -70,8 +70,8 @@ def build(out: Path, docs: Path, trial: int | None = None) -> list[Path]:
     files = {"results.md": markdown(blocks), "results.html": html(TITLE, blocks)}
     files |= {block.file: block.file_text for block in blocks if isinstance(block, Picture)}
     check_pages(docs, list(files))
-    for kind in ("flips", "iterations"):
-        for old in docs.glob(f"results-{kind}-*.svg"):  # pictures without records
+    for kind in ("flips-*", "iterations-*", "agreement", "sparsity", "stability"):
+        for old in docs.glob(f"results-{kind}.svg"):  # pictures without records
             if old.name not in files:
                 old.unlink()
     for name, text in files.items():
@@ -119,13 +119,9 @@ def contents(
     blocks.append(
         Paragraph(f"{len(matching)} runs of {trained} cells are recorded; {len(cells) - trained} cells were not run.")
     )
-    for name in tables.names():
-        if name not in tables.FURTHER:
-            blocks += [
-                Heading(f"{TABLE_TITLES[name]} ({name})" if name in TABLE_TITLES else name),
-                paper_table(comparison_rows(name, ours), findings),
-            ]
-    blocks += sections.blocks(ours, shown, findings)
+    blocks += overview.blocks(ours)
+    blocks += paper_tables(ours, findings, trial)
+    blocks += sections.blocks(ours, shown, findings, Estimate(ours.records), trial)
     blocks += environments(matching, trial)
     left_out = [f"{r.cell}-seed{r.seed}" for r in records if r not in matching]
     left_out += [f"iterations of {t['cell']}-seed{t['seed']}, epoch {t['epoch']}" for t in traces if t not in shown]
@@ -136,8 +132,30 @@ def contents(
     return blocks
 
 
+def paper_tables(ours: Measurements, findings: dict[str, str], trial: int | None) -> list[MarkdownBlock]:
+    """Return the paper's tables beside the measurements: rows with runs, the others folded away; those without any run
+    in a section at the end."""
+    blocks: list[MarkdownBlock] = []
+    untouched: list[MarkdownBlock] = []
+    estimate = Estimate(ours.records)
+    for name in tables.names():
+        if name in tables.FURTHER:
+            continue
+        rows = comparison_rows(name, ours)
+        run, missing = [row for row in rows if row.runs], [row for row in rows if not row.runs]
+        title = f"{TABLE_TITLES[name]} ({name})" if name in TABLE_TITLES else name
+        if run:
+            blocks += [Heading(title), paper_table(run, findings)]
+        if missing:
+            cells = [cell for cell in tables.cells_of(name) if not ours.records_of(cell)]
+            what = "The rest of this table" if run else title
+            part = not_run.folded(what, name, cells, paper_table(missing, findings), estimate, trial)
+            (blocks if run else untouched).append(part)
+    return [*blocks, Heading("Tables without a run"), *untouched] if untouched else blocks
+
+
 def paper_table(rows: Sequence[ComparisonRow], findings: dict[str, str]) -> Table:
-    """Return one of the paper's tables beside the measurements."""
+    """Return rows of one of the paper's tables beside the measurements."""
     return Table(HEADINGS, tuple(table_row(row, findings) for row in rows))
 
 
@@ -151,7 +169,7 @@ def table_row(row: ComparisonRow, findings: dict[str, str]) -> TableRow:
         shown = number is not None or (column == "best" and row.quantity == "top-1")
         measured = (spread(row.ours[column], digits) or NOT_RUN) if shown else NONE
         columns += [printed(number) if number else NONE, measured]
-    verdicts = [f"{column} {verdict}" for column in COLUMNS if (verdict := row.verdict(column))]
+    verdicts = [row.verdict_in_words(column) for column in COLUMNS if row.verdict(column)]
     outside = any(row.verdict(column) in ("above", "below") for column in COLUMNS)
     texts = (
         row.model,

@@ -9,14 +9,21 @@ from typing import Any
 
 from dcil.report.formatting import NONE, NOT_RUN, number, signed, spread
 from dcil.report.page import Heading, MarkdownBlock, Paragraph, Table, TableRow
-from dcil.reproduce import figures, mask_age, tables
+from dcil.reproduce import figures, mask_age, not_run, tables
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.comparison import Measurements, median_epoch_times
+from dcil.reproduce.estimate import Estimate
 from dcil.reproduce.iterations import CELLS, EPOCHS
 from dcil.reproduce.records import Record
 
 
-def blocks(ours: Measurements, traces: Sequence[dict[str, Any]], findings: dict[str, str]) -> list[MarkdownBlock]:
+def blocks(
+    ours: Measurements,
+    traces: Sequence[dict[str, Any]],
+    findings: dict[str, str],
+    estimate: Estimate,
+    trial: int | None,
+) -> list[MarkdownBlock]:
     """Return all sections."""
     cells = [cell for cell in tables.all_cells().values() if cell.id in ours.by_cell]
     return [
@@ -25,7 +32,7 @@ def blocks(ours: Measurements, traces: Sequence[dict[str, Any]], findings: dict[
             "DCIL without its KL terms and methods that the paper quotes or does not mention, trained with its recipe "
             "instead of that of their own papers."
         ),
-        further_methods(ours, findings),
+        *further_methods(ours, findings, estimate, trial),
         *transformers(ours, findings),
         Heading("DCIL against DPF"),
         Paragraph("The paper's main claim: DCIL at its last epoch is above DPF at its best one."),
@@ -56,21 +63,34 @@ LIFETIMES = (
 )
 
 
-def further_methods(ours: Measurements, findings: dict[str, str]) -> Table:
-    """Return the table of the cells that are not in the paper."""
+def further_methods(
+    ours: Measurements, findings: dict[str, str], estimate: Estimate, trial: int | None
+) -> list[MarkdownBlock]:
+    """Return the table of the cells that are not in the paper, those without a run folded away."""
+    cells = tables.cells_of(tables.BEYOND)
+    missing = [cell for cell in cells if not ours.records_of(cell)]
+    found: list[MarkdownBlock] = [further_table([cell for cell in cells if cell not in missing], ours, findings)]
+    if missing:
+        shown = Table(("Cell",), tuple(TableRow((cell.id,), "missing") for cell in missing))
+        found.append(not_run.folded("The rest of this table", tables.BEYOND, missing, shown, estimate, trial))
+    return found
+
+
+def further_table(cells: Sequence[Cell], ours: Measurements, findings: dict[str, str]) -> Table:
+    """Return the numbers of recorded cells."""
     rows = []
-    for cell in tables.cells_of(tables.BEYOND):
-        values = [spread(ours.values(cell, "top-1", column)) or NOT_RUN for column in ("last", "best")]
+    for cell in cells:
+        values = [spread(ours.values(cell, "top-1", column)) for column in ("last", "best")]
         to_dense = ours.values(cell, "top-1 minus dense", "last")
         texts = (
             cell.id,
-            str(len(ours.records_of(cell)) or ""),
+            str(len(ours.records_of(cell))),
             *values,
             signed(statistics.fmean(to_dense)) if to_dense else NONE,
             spread(ours.values(cell, "std", "last")) or NONE,
             findings.get(cell.id, ""),
         )
-        rows.append(TableRow(texts, "" if ours.records_of(cell) else "missing"))
+        rows.append(TableRow(texts))
     headings = ("Cell", "n", "Last", "Best", "Minus dense", "Std of the last 10 %", "Remarks")
     return Table(headings, tuple(rows))
 
