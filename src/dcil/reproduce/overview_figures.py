@@ -111,7 +111,7 @@ def by_epoch(networks: Mapping[Network, Sequence[Cell]], ours: Measurements) -> 
                 continue
             top1 = ours.records_of(cell)[0].column("top1")
             points = [(epoch, value) for epoch, value in enumerate(top1, start=1) if value is not None]
-            plot_line(axes, *zip(*points, strict=True), STYLES[cell.method], 1.1)
+            plot_line(axes, [epoch for epoch, _ in points], [value for _, value in points], STYLES[cell.method], 1.1)
             half = [value for epoch, value in points if epoch > len(top1) / 2]
             lowest = min([lowest, *half])
         axes.set_ylim(bottom=lowest - 1)
