@@ -68,10 +68,11 @@ void Graph::claim(double bytes) {
   bytes_ += bytes;
 }
 
-int Graph::append(Shape shape) {
+int Graph::append(Shape shape, const Quant& quant) {
   check_shape(shape);
   require(shapes_.size() < kMaxTensors, "more than 8192 tensors");
   shapes_.push_back(shape);
+  quants_.push_back(quant);
   return int(shapes_.size()) - 1;
 }
 
@@ -90,8 +91,9 @@ int Graph::add(Op op) {
   const Shape out = kind.shape(op, in);
   check_shape(out);
   check_fused(op, out);
-  op.out = append(out);
-  if (op.twin >= 0) op.twin = append(out);
+  if (!op.weight_scale.empty()) check_quantized_weights(op, quants_[size_t(op.in[0])]);
+  op.out = append(out, op.quant);
+  if (op.twin >= 0) op.twin = append(out, op.twin_quant);
   ops_.push_back(std::move(op));
   return ops_.back().out;
 }
@@ -116,6 +118,7 @@ void Graph::check_fused(const Op& op, const Shape& out) const {
   const size_t c = size_t(out.c);
   require(op.residual < int(shapes_.size()), "a residual reads a tensor that does not exist yet");
   require(op.residual < 0 || (kind.residual && shapes_[op.residual] == out), "a residual differs in shape");
+  require(op.twin >= 0 || !op.twin_quant, "a twin's scale without a twin");
   require(op.twin < 0 || kind.twin, "only a convolution can have a twin");
   require(op.twin < 0 || (op.twin_scale.size() == c && op.twin_shift.size() == c), "a twin's scale has another length");
 }

@@ -7,6 +7,7 @@
 
 #include "error.h"
 #include "kernels.h"
+#include "quant.h"
 
 namespace dcil {
 
@@ -35,6 +36,8 @@ struct Op {
   std::vector<int64_t> start;   // Conv, Linear: where each output channel's kept weights begin
   std::vector<uint32_t> index;  // position in [out][in / groups][kh][kw], ascending
   std::vector<float> weight, bias, scale, shift, twin_scale, twin_shift;
+  std::vector<float> weight_scale;  // int8 weights: `weight` holds whole numbers; one scale per output channel
+  Quant quant, twin_quant;          // of the output and the twin
 };
 
 /// What a plan from anybody may ask for.
@@ -52,15 +55,18 @@ class Graph {
   int add(Op op);
   const std::vector<Shape>& shapes() const { return shapes_; }
   const std::vector<Op>& ops() const { return ops_; }
+  /// How a tensor is stored: as u8, or as it is.
+  const Quant& quant(int tensor) const { return quants_[size_t(tensor)]; }
   const Limits& limits() const { return limits_; }
   double bytes() const { return bytes_; }
   int output() const { return ops_.empty() ? 0 : ops_.back().out; }
 
  private:
   void check_fused(const Op& op, const Shape& out) const;
-  int append(Shape shape);
+  int append(Shape shape, const Quant& quant = {});
 
   std::vector<Shape> shapes_;
+  std::vector<Quant> quants_;
   std::vector<Op> ops_;
   Limits limits_;
   double bytes_ = 0;

@@ -167,17 +167,15 @@ bool Json::null() {
 
 void Record::read(Json& json) const {
   std::vector<bool> seen(fields_.size());
-  size_t count = 0;
   json.object([&](const std::string& key) {
     size_t i = 0;
-    while (i < fields_.size() && fields_[i].first != key) i++;
+    while (i < fields_.size() && fields_[i].name != key) i++;
     require(i < fields_.size(), "a field is missing or unknown");
     require(!seen[i], "a field is there twice");
     seen[i] = true;
-    count++;
-    fields_[i].second();
+    fields_[i].read();
   });
-  require(count == fields_.size(), "a field is missing or unknown");
+  for (size_t i = 0; i < fields_.size(); i++) require(seen[i] || !fields_[i].needed, "a field is missing or unknown");
 }
 
 std::string quoted(const std::string& text) {

@@ -35,14 +35,20 @@ class Json {
   const char *at_, *end_;
 };
 
-/// An object with given fields: each once, none missing, none unknown.
+/// An object with given fields: each once, none missing but the optional ones, none unknown.
 class Record {
  public:
-  void field(const char* name, std::function<void()> read) { fields_.push_back({name, std::move(read)}); }
+  void field(const char* name, std::function<void()> read) { fields_.push_back({name, std::move(read), true}); }
+  void optional(const char* name, std::function<void()> read) { fields_.push_back({name, std::move(read), false}); }
   void read(Json& json) const;
 
  private:
-  std::vector<std::pair<std::string, std::function<void()>>> fields_;
+  struct Field {
+    std::string name;
+    std::function<void()> read;
+    bool needed;
+  };
+  std::vector<Field> fields_;
 };
 
 /// `text`, which is UTF-8, between quotes.

@@ -73,7 +73,11 @@ PlanFile parse_plan(const uint8_t* bytes, size_t size, const Limits& limits) {
                         {data, size - kHeader - meta_size});
   Graph graph(Shape{meta.input[0], meta.input[1], meta.input[2]}, limits);
   double needed = 0;  // counted as a whole before any of it is copied: operators may share their arrays
-  for (const StoredOp& op : meta.ops) needed += op.bytes();
+  const uint32_t version = number_at<uint32_t>(bytes + 8);
+  for (const StoredOp& op : meta.ops) {
+    needed += op.bytes();
+    if (op.version > version) throw Error("version " + std::to_string(version) + " has no quantized tensors");
+  }
   graph.claim(needed);
   for (size_t i = 0; i < meta.ops.size(); i++) {
     const std::string kind = operator_of(meta.ops[i].op.kind).name;
@@ -83,9 +87,9 @@ PlanFile parse_plan(const uint8_t* bytes, size_t size, const Limits& limits) {
       throw Error("operator " + std::to_string(i) + " (" + kind + "): " + error.what());
     }
   }
+  require(!graph.quant(graph.output()), "the output is quantized, but a network's output is float32");
   const Shape out = graph.shapes()[size_t(graph.output())];
   require(meta.ranks[1] == 4 || (out.h == 1 && out.w == 1), "the output is not a vector");
-  const uint32_t version = number_at<uint32_t>(bytes + 8);
   return {{version, size, meta.ranks[0], meta.ranks[1], std::move(meta.notes)}, std::move(graph)};
 }
 

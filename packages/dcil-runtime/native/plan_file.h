@@ -13,7 +13,7 @@
 
 namespace dcil {
 
-constexpr uint32_t kNewestVersion = 1;
+constexpr uint32_t kNewestVersion = 2;
 
 /// What a file says besides its network.
 struct Facts {

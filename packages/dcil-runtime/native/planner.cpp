@@ -35,6 +35,8 @@ void Planner::plan() {
   const auto& shapes = p_.graph.shapes();
   value_of_.assign(shapes.size(), -1);
   value_of_[0] = add_value(shapes[0], even_tiles(shapes[0]), false);
+  for (const Op& op : p_.graph.ops())
+    require(!op.quant && !op.twin_quant, "quantized tensors can be read, but not yet run");
   for (const Op& op : p_.graph.ops()) operator_of(op.kind).plan(*this, op);
   p_.output = value_of_[p_.graph.output()];
 }

@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kMaxTensor = 1 << 20, kMaxInputs = 10'000;
 const char* const kActNames[] = {"none", "clamp", "leaky", "silu", "hardswish"};
 const std::pair<const char*, std::vector<float> Op::*> kVectorNames[StoredOp::kVectors] = {
+    {"weight_scale", &Op::weight_scale},
     {"bias", &Op::bias},
     {"scale", &Op::scale},
     {"shift", &Op::shift},
@@ -72,11 +73,35 @@ Window read_window(Json& json) {
   return {w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9]};
 }
 
-Span read_span(Json& json, const Data& data) {
-  int64_t place[2];  // bytes, elements
+/// Where an array begins, in bytes, and how many elements it has.
+struct Place {
+  int64_t offset = 0, count = -1;
+};
+
+Place read_place(Json& json) {
+  int64_t place[2];
   read_numbers(json, 0, int64_t(1) << 40, place);
-  require(place[0] % 4 == 0 && uint64_t(place[0] + 4 * place[1]) <= data.size, "an array outside the file");
-  return {data.begin + place[0], place[1]};
+  return {place[0], place[1]};
+}
+
+Span span_of(const Place& place, const Data& data, int size = 4) {
+  const int64_t end = place.offset + size * place.count;
+  require(place.offset % 4 == 0 && uint64_t(end) <= data.size, "an array outside the file");
+  return {data.begin + place.offset, place.count};
+}
+
+/// [scale, zero point].
+Quant read_quant(Json& json) {
+  Quant quant;
+  int place = 0;
+  json.list([&] {
+    require(place < 2, "a list of another length");
+    if (place == 0) quant.scale = float(json.real());
+    if (place == 1) quant.zero = int(json.integer(0, 255));
+    place++;
+  });
+  require(place == 2 && is_scale(quant.scale), "a scale must be between 1e-20 and 1e20, with a zero point");
+  return quant;
 }
 
 }  // namespace
@@ -85,15 +110,18 @@ const char* name_of(Act act) { return kActNames[int(act)]; }
 
 void StoredOp::read_arrays(Json& json, const Data& data) {
   std::set<std::string> seen;
+  Place weights;  // their type depends on what else is there
   json.object([&](const std::string& name) {
     require(seen.insert(name).second, "a field is there twice");
-    if (name == "index") return void(index = read_span(json, data));
-    if (name == "weight") return void(weight = read_span(json, data));
+    if (name == "index") return void(index = span_of(read_place(json), data));
+    if (name == "weight") return void(weights = read_place(json));
     size_t i = 0;
     while (i < size_t(kVectors) && name != kVectorNames[i].first) i++;
     require(i < size_t(kVectors), "an unknown array");
-    vectors[i] = read_span(json, data);
+    vectors[i] = span_of(read_place(json), data);
   });
+  if (weights.count >= 0) weight = span_of(weights, data, vectors[0].data ? 1 : 4);
+  if (vectors[0].data) version = 2;
   require(!index.data || index.count == weight.count, "weights and their positions differ in number");
   int64_t length = -1;
   for (const Span& v : vectors)
@@ -111,21 +139,31 @@ StoredOp::StoredOp(Json& json, const Data& data) {
   record.field("act", [&] { op.act = read_activation(json); });
   record.field("twin", [&] { op.twin = json.integer(0, 1) ? 0 : -1; });
   record.field("twin_act", [&] { op.twin_act = read_activation(json); });
+  const auto quant = [&](Quant& to) { to = read_quant(json), version = 2; };
+  record.optional("quant", [&] { quant(op.quant); });
+  record.optional("twin_quant", [&] { quant(op.twin_quant); });
   record.field("arrays", [&] { read_arrays(json, data); });
   record.read(json);
+}
+
+/// An int8 weight becomes the float of the same value.
+float StoredOp::weight_at(int64_t i) const {
+  if (vectors[0].data) return float(number_at<int8_t>(weight.data + i));
+  return number_at<float>(weight.data + 4 * i);
 }
 
 /// Kept weights with their positions, whether the file has those or all weights, zeros included.
 void StoredOp::copy_weights() {
   if (index.data || !weight.data) {
     op.index = index.copy<uint32_t>();
-    op.weight = weight.copy<float>();
+    op.weight.reserve(size_t(weight.count));
+    for (int64_t i = 0; i < weight.count; i++) op.weight.push_back(weight_at(i));
     return;
   }
   require(weight.count < INT32_MAX, "a layer has more than 2^29 weights");
   const auto each = [&](auto&& use) {
     for (int64_t i = 0; i < weight.count; i++) {
-      const float value = number_at<float>(weight.data + 4 * i);
+      const float value = weight_at(i);
       if (value != 0) use(uint32_t(i), value);
     }
   };

@@ -39,7 +39,7 @@ struct Span {
 
 struct StoredOp {
   /// Vectors with one entry per output channel.
-  static constexpr int kVectors = 5;
+  static constexpr int kVectors = 6;
 
   StoredOp(Json& json, const Data& data);
   /// What the operator will take: weights with their positions, as if none were zero.
@@ -49,9 +49,11 @@ struct StoredOp {
 
   Op op;
   Span index, weight, vectors[kVectors];
+  uint32_t version = 1;  // of the format: the oldest that has what this operator uses
 
  private:
   void read_arrays(Json& json, const Data& data);
+  float weight_at(int64_t i) const;
   void copy_weights();
 };
 

@@ -7,6 +7,9 @@ output, and its twin if it has one, takes the next number) and arrays as [offset
 that could contradict each other: the reader derives every shape and checks every position against it. The checksum
 finds damage; the checks are what keeps a hostile file out. Little-endian throughout.
 
+Version 2 adds quantized tensors (u8, real = scale * (q - zero)) and int8 weights with a scale per output channel; a
+network without them is written as version 1. docs/formats.md states the arithmetic.
+
 There is one reader, native/plan_file.h: ``load`` and ``Plan`` run what it accepts, ``read`` takes it apart.
 """
 
@@ -18,6 +21,7 @@ import math
 import os
 import stat
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,14 +29,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MAGIC, VERSION = b"DCILPLAN", 1
+MAGIC, VERSION = b"DCILPLAN", 2
 HEADER = struct.Struct("<8sIIQQ32s")
 #: Bytes, unless the caller says otherwise.
 MAX_MEMORY = 4 << 30
 ARRAYS = {
     "index": "<u4",
-    **dict.fromkeys(("weight", "bias", "scale", "shift", "twin_scale", "twin_shift"), "<f4"),
+    **dict.fromkeys(("weight", "weight_scale", "bias", "scale", "shift", "twin_scale", "twin_shift"), "<f4"),
 }
+#: Scale and zero point (0 to 255) of a tensor stored as u8: real = scale * (q - zero point).
+Quant = tuple[float, int]
 #: An activation (none, clamp, leaky, silu, hardswish) and its two numbers; clamp's are its ends.
 Activation = tuple[str, float, float]
 NO_ACTIVATION: Activation = ("none", 0.0, 0.0)
@@ -48,7 +54,8 @@ class Op:
     """Describe one operator; fields that its kind does not use keep their defaults.
 
     ``kind`` is conv, maxpool, avgpool, map, concat, mean, flatten or linear. ``window`` is kernel, stride, padding and
-    dilation: kh kw sy sx top left bottom right dy dx.
+    dilation: kh kw sy sx top left bottom right dy dx. With ``quant`` the output is stored as u8 (``twin_quant``: the
+    twin). The array ``weight`` is int8 where there is a ``weight_scale``: real weight = weight * weight_scale[output].
     """
 
     kind: str
@@ -60,6 +67,8 @@ class Op:
     act: Activation = NO_ACTIVATION
     twin: int = 0
     twin_act: Activation = NO_ACTIVATION
+    quant: Quant | None = None
+    twin_quant: Quant | None = None
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
@@ -92,7 +101,8 @@ def encode(network: Network) -> bytes:
     text = json.dumps(meta, allow_nan=False, separators=(",", ":")).encode()
     data = b"".join(blobs)
     digest = hashlib.sha256(text + data).digest()
-    return HEADER.pack(MAGIC, VERSION, 0, len(text), len(data), digest) + text + data
+    version = max(map(_version, network.ops), default=1)
+    return HEADER.pack(MAGIC, version, 0, len(text), len(data), digest) + text + data
 
 
 def content(file: str | os.PathLike[str], most: float) -> bytes:
@@ -123,6 +133,15 @@ def decode(raw: bytes) -> Network:
     return Network((channels, height, width), ops, input_rank, output_rank, meta["notes"])
 
 
+def _version(op: Op) -> int:
+    """Return the oldest version of the format that has what this operator uses."""
+    return 2 if op.quant or op.twin_quant or "weight_scale" in op.arrays else 1
+
+
+def _dtype(name: str, arrays: Mapping[str, Any]) -> str:
+    return "<i1" if name == "weight" and "weight_scale" in arrays else ARRAYS[name]
+
+
 def _op_to_json(op: Op, blobs: list[bytes]) -> dict[str, Any]:
     arrays = dict(op.arrays)
     if "weight" in arrays and "index" not in arrays:
@@ -133,7 +152,8 @@ def _op_to_json(op: Op, blobs: list[bytes]) -> dict[str, Any]:
     places: dict[str, list[int]] = {}
     offset = sum(map(len, blobs))
     for name, array in arrays.items():
-        blob = np.ascontiguousarray(array, dtype=ARRAYS[name]).tobytes()
+        blob = np.ascontiguousarray(array, dtype=_dtype(name, arrays)).tobytes()
+        blob += bytes(-len(blob) % 4)
         places[name] = [offset, array.size]
         blobs.append(blob)
         offset += len(blob)
@@ -147,17 +167,25 @@ def _op_to_json(op: Op, blobs: list[bytes]) -> dict[str, Any]:
         "act": _act_to_json(op.act),
         "twin": op.twin,
         "twin_act": _act_to_json(op.twin_act),
+        **{name: [float(quant[0]), int(quant[1])] for name, quant in _quants(op).items()},
         "arrays": places,
     }
 
 
+def _quants(op: Op) -> dict[str, Quant]:
+    return {name: quant for name, quant in (("quant", op.quant), ("twin_quant", op.twin_quant)) if quant is not None}
+
+
 def _op_from_json(entry: dict[str, Any], data: memoryview) -> Op:
+    places = entry["arrays"]
     arrays = {
-        name: np.frombuffer(data, ARRAYS[name], count, offset) for name, (offset, count) in entry["arrays"].items()
+        name: np.frombuffer(data, _dtype(name, places), count, offset) for name, (offset, count) in places.items()
     }
     acts = {name: _act_from_json(*entry[name]) for name in ("act", "twin_act")}
-    lists = {name: tuple(entry[name]) for name in ("inputs", "window")}
-    return Op(**{**entry, **acts, **lists, "arrays": arrays})
+    tuples: dict[str, Any] = {
+        name: tuple(entry[name]) for name in ("inputs", "window", "quant", "twin_quant") if name in entry
+    }
+    return Op(**{**entry, **acts, **tuples, "arrays": arrays})
 
 
 def _act_to_json(act: Activation) -> list[Any]:
