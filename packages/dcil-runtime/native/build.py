@@ -1,13 +1,13 @@
 """Build the native module with nothing but a C++17 compiler: python native/build.py [FILE].
 
 The kernels are compiled once per instruction set with that set's flags; everything else with the baseline's, so that
-the library loads on any CPU of the platform and chooses its kernels at run time.
+the library loads on any CPU of the platform and chooses its kernels at run time. A cross compiler in CXX builds for
+its own platform: CXX=aarch64-linux-gnu-g++.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -24,14 +24,19 @@ BASE = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall"
 #: Contraction lets kernels use fused multiply-add where the CPU has it, as every BLAS does.
 KERNEL = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wno-ignored-attributes"]
 SETS = {"portable": ["-DLANES=4"], "wide": ["-DLANES=16", "-DFEW_TILES", "-O1"]}
-X86 = {
-    "avx2": ["-DLANES=8", "-mavx2", "-mfma"],
-    "avx512": [
-        "-DLANES=16",
-        *("-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mfma"),
-        "-mprefer-vector-width=512",
-    ],
+#: MANY_REGISTERS: 32 of them, for larger tiles.
+PLATFORM_SETS = {
+    "x86_64": {
+        "avx2": ["-DLANES=8", "-mavx2", "-mfma"],
+        "avx512": [
+            *("-DLANES=16", "-DMANY_REGISTERS"),
+            *("-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mfma"),
+            "-mprefer-vector-width=512",
+        ],
+    },
+    "aarch64": {"neon": ["-DLANES=4", "-DMANY_REGISTERS"]},
 }
+DEFINED = {"x86_64": ["-DDCIL_X86"], "aarch64": ["-DDCIL_ARM"]}
 
 
 def compiler() -> str:
@@ -42,25 +47,49 @@ def compiler() -> str:
     return found
 
 
+def ask(cxx: str, question: str) -> str:
+    """Return the compiler's answer to an option that asks for something."""
+    return subprocess.run([cxx, question], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def machine(cxx: str) -> str:
+    """Return the kind of processor that the compiler writes code for, as Python and wheels name it."""
+    found = ask(cxx, "-dumpmachine").split("-")[0]
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(found, found)
+
+
+def library_flags(cxx: str, name: str) -> list[str]:
+    """Return the linker's flags for a library, with libstdc++ inside where the compiler has it as an archive."""
+    static = ["-static-libstdc++"] if Path(ask(cxx, "-print-file-name=libstdc++.a")).is_absolute() else []
+    script = f"-Wl,--version-script={HERE / 'exports.map'}"
+    return ["-shared", "-Wl,--gc-sections", f"-Wl,-soname,{name}", script, *static]
+
+
 def up_to_date(out: Path = OUT) -> bool:
     """Return whether ``out`` is newer than every source and than this file."""
-    sources = [*HERE.rglob("*.cpp"), *HERE.rglob("*.h"), *PACKAGE.glob("include/*.h"), Path(__file__)]
+    sources = [
+        *HERE.rglob("*.cpp"),
+        *HERE.rglob("*.h"),
+        HERE / "exports.map",
+        *PACKAGE.glob("include/*.h"),
+        Path(__file__),
+    ]
     return out.exists() and out.stat().st_mtime >= max(file.stat().st_mtime for file in sources)
 
 
-def build(out: Path = OUT, extra: Sequence[str] = (), main: Path | None = None) -> Path:
+def build(out: Path = OUT, extra: Sequence[str] = (), main: Sequence[Path] = ()) -> Path:
     """Compile everything in parallel and link ``out`` atomically: a library, or with ``main`` a program."""
     cxx = compiler()
-    x86 = platform.machine().lower() in ("x86_64", "amd64")
-    base = [*BASE, *(["-DDCIL_X86"] if x86 else [])]
-    sets = {**SETS, **(X86 if x86 else {})}
+    target = machine(cxx)
+    base = [*BASE, *DEFINED.get(target, [])]
+    sets = {**SETS, **PLATFORM_SETS.get(target, {})}
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
             [HERE / "kernels.cpp", f"{folder}/kernels_{name}.o", f"-DISA={name}", *KERNEL, *flags]
             for name, flags in sets.items()
         ]
         plain = [file for file in sorted([*HERE.glob("*.cpp"), *HERE.glob("ops/*.cpp")]) if file.name != "kernels.cpp"]
-        jobs += [[file, f"{folder}/{file.name}.o"] for file in [*plain, *([main] if main else [])]]
+        jobs += [[file, f"{folder}/{file.name}.o"] for file in [*plain, *main]]
 
         def compile_one(job: list[Any]) -> str:
             source, target, *flags = job
@@ -71,7 +100,7 @@ def build(out: Path = OUT, extra: Sequence[str] = (), main: Path | None = None) 
             objects = list(pool.map(compile_one, jobs))
         out.parent.mkdir(parents=True, exist_ok=True)
         draft = out.with_name(f".{out.name}.{os.getpid()}")
-        kind = [] if main else ["-shared", f"-Wl,-soname,{out.name}"]
+        kind = [] if main else library_flags(cxx, out.name)
         subprocess.run([cxx, *base, *extra, *kind, *objects, "-o", str(draft)], check=True)
         draft.replace(out)
     return out

@@ -13,6 +13,9 @@ const KernelSet* find_kernels(const char* name) {
   if (asked("avx512") && this_cpu().avx512) return &kernels_avx512();
   if (asked("avx2") && this_cpu().avx2) return &kernels_avx2();
 #endif
+#ifdef DCIL_ARM
+  if (asked("neon") && this_cpu().neon) return &kernels_neon();
+#endif
   if (asked("portable")) return &kernels_portable();
   return std::strcmp(name, "wide") == 0 ? &kernels_wide() : nullptr;
 }

@@ -10,7 +10,7 @@ using namespace dcil;
 
 #if defined(FEW_TILES)
 constexpr int kQuadTile = 2;
-#elif LANES == 16
+#elif defined(MANY_REGISTERS)
 constexpr int kQuadTile = 6;  // four times this many sums fit the 32 registers
 #else
 constexpr int kQuadTile = 3;
@@ -35,7 +35,7 @@ struct Tiles {
       tile<2, 4, Step>(), tile<2, 6, Step>(), tile<2, 7, Step>(), tile<3, 1, Step>(), tile<3, 4, Step>(),
       tile<4, 2, Step>(), tile<4, 3, Step>(), tile<4, 1, Step>(), tile<7, 1, Step>(), tile<7, 2, Step>(),
 #endif
-#if LANES == 16 && !defined(FEW_TILES)
+#if defined(MANY_REGISTERS) && !defined(FEW_TILES)
       tile<1, 16, Step>(), tile<1, 24, Step>(), tile<2, 3, Step>(), tile<2, 8, Step>(), tile<2, 12, Step>(),
       tile<2, 14, Step>(), tile<3, 7, Step>(), tile<3, 8, Step>(), tile<4, 4, Step>(), tile<4, 6, Step>(),
       tile<4, 7, Step>(), tile<7, 4, Step>(), tile<14, 2, Step>(),

@@ -181,6 +181,9 @@ const KernelSet& kernels_wide();  // the 16 lanes of AVX-512 in plain code: test
 const KernelSet& kernels_avx2();
 const KernelSet& kernels_avx512();
 #endif
+#ifdef DCIL_ARM
+const KernelSet& kernels_neon();
+#endif
 
 /// The best set this CPU runs, or the named one; null when it is unknown or the CPU lacks it.
 const KernelSet* find_kernels(const char* name);

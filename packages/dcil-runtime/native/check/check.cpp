@@ -12,6 +12,7 @@
 
 #include "../engine.h"
 #include "../ops/conv.h"
+#include "check.h"
 
 using namespace dcil;
 
@@ -208,9 +209,9 @@ bool check_dealt_quads(const KernelSet& kernels) {
 
 }  // namespace
 
-int main() {
+int check_networks() {
   int failed = 0;
-  for (const char* name : {"portable", "wide", "avx2", "avx512"}) {
+  for (const char* name : {"portable", "wide", "avx2", "avx512", "neon"}) {
     const KernelSet* kernels = find_kernels(name);
     if (!kernels) continue;
     for (int i = 0; i < 40; i++) failed += !check_convolution(*kernels);
@@ -220,6 +221,6 @@ int main() {
     failed += !check_forks(*kernels);
 #endif
   }
-  std::printf("%d failures\n", failed);
+  std::printf("networks: %d failures\n", failed);
   return failed != 0;
 }
