@@ -35,7 +35,7 @@ int slide(int size, int before, int after, int kernel, int stride, int dilation)
 
 void check_activation(const Activation& act) {
   const int kind = int(act.kind);
-  require(kind >= 0 && kind <= int(Act::Hardswish), "an unknown activation");
+  require(kind >= 0 && kind < kActs, "an unknown activation");
 }
 
 }  // namespace

@@ -17,8 +17,8 @@ struct Shape {
   bool operator==(const Shape& o) const { return c == o.c && h == o.h && w == o.w; }
 };
 
-enum class Kind : int32_t { Conv, MaxPool, AvgPool, Map, Concat, Mean, Flatten, Linear };
-constexpr int kKinds = 8;
+enum class Kind : int32_t { Conv, MaxPool, AvgPool, Map, Concat, Mean, Flatten, Linear, Add, Sub, Mul, Div, LayerNorm, GroupNorm, Select };
+constexpr int kKinds = 15;
 
 /// A sliding window. `bottom` and `right` padding may exceed `top` and `left`.
 struct Window {
@@ -32,9 +32,10 @@ struct Op {
   Window window;
   int groups = 1;
   int count_pad = 0;        // AvgPool: padding counts in the divisor up to this far below and right of the image
+  float number = 0;         // norms: what is added to a variance
   Activation act, twin_act;
   std::vector<int64_t> start;   // Conv, Linear: where each output channel's kept weights begin
-  std::vector<uint32_t> index;  // position in [out][in / groups][kh][kw], ascending
+  std::vector<uint32_t> index;  // position in [out][in / groups][kh][kw], ascending; Select: channels of all inputs
   std::vector<float> weight, bias, scale, shift, twin_scale, twin_shift;
   std::vector<float> weight_scale;  // int8 weights: `weight` holds whole numbers; one scale per output channel
   Quant quant, twin_quant;          // of the output and the twin

@@ -1,7 +1,10 @@
 // All kernels of one instruction set: compiled once per set with -DISA=name -DLANES=n and the set's flags.
 #include "kernels.h"
 
+#include <type_traits>
+
 #include "conv_kernel.h"
+#include "pointwise.h"
 #include "rearrange.h"
 
 namespace ISA {
@@ -73,20 +76,6 @@ static void pool(const PoolArgs& a) {
     }
 }
 
-static void map(const MapArgs& a) {
-  for (int c = a.c0; c < a.c1; c++) {
-    const V scale = splat(a.scale ? a.scale[c] : 1.0f), shift = splat(a.shift ? a.shift[c] : 0.0f);
-    for (int y = a.y0; y < a.y1; y++)
-      for (int x = 0; x < a.width; x++) {
-        V v = load(spot(a.a, c, y, x)) * scale + shift;
-        if (a.b.data) v += load(spot(a.b, c, y, x));
-        v = activate(v, a.act);
-        if (a.mask) v = masked(v, a.mask + (long(y) * a.width + x) * LANES);
-        store(spot(a.out, c, y, x), v);
-      }
-  }
-}
-
 INLINE V plane_sum(const MeanArgs& a, int channel) {
   V even = {}, odd = {};
   for (int y = 0; y < a.height; y++) {
@@ -137,6 +126,16 @@ INLINE float kept_dot(const LinearArgs& a, int o, const float* in) {
   return s[0] + s[1];
 }
 
+/// The sums of an image's outputs become results, many at a time.
+INLINE void activate_row(const LinearArgs& a, float* out) {
+  for (int o = a.o0; o < a.o1; o += LANES) {
+    const int count = a.o1 - o < LANES ? a.o1 - o : LANES;
+    V v = load_some(out + o, count);
+    activate_each(&v, 1, a.act);
+    for (int l = 0; l < count; l++) out[o + l] = v[l];
+  }
+}
+
 static void linear(const LinearArgs& a) {
   for (int o = a.o0; o < a.o1; o++)
     for (int n = 0; n < a.images; n++) {
@@ -144,8 +143,9 @@ static void linear(const LinearArgs& a) {
       const long i = long(n) * a.outputs + o;
       float s = a.bias[o] + (a.dense ? dot(a.dense + long(o) * a.inputs, in, a.inputs) : kept_dot(a, o, in));
       if (a.residual) s += a.residual[i];
-      a.out[i] = activate(splat(s), a.act)[0];
+      a.out[i] = s;
     }
+  for (int n = 0; n < a.images && a.act.kind != Act::None; n++) activate_row(a, a.out + long(n) * a.outputs);
 }
 
 }  // namespace ISA
@@ -169,6 +169,10 @@ const KernelSet& JOIN(kernels_, ISA)() {
                                 ISA::interleave,
                                 ISA::pool,
                                 ISA::map,
+                                ISA::join,
+                                ISA::norm_pixels,
+                                ISA::norm_planes,
+                                ISA::norm_flat,
                                 ISA::mean,
                                 ISA::linear};
   return set;

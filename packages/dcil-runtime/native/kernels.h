@@ -22,8 +22,11 @@
 
 namespace dcil {
 
-/// y = f(x): none; clamp to [a, b] (ReLU, ReLU6); x > 0 ? x : a x; x sigmoid(x); x clamp(x + 3, 0, 6) / 6.
-enum class Act : int32_t { None = 0, Clamp = 1, Leaky = 2, Silu = 3, Hardswish = 4 };
+/// y = f(x): none; clamp to [a, b] (ReLU, ReLU6); x > 0 ? x : a x; x sigmoid(x); x clamp(x + 3, 0, 6) / 6; sigmoid(x);
+/// clamp(x + 3, 0, 6) / 6; tanh(x); x (1 + erf(x / sqrt 2)) / 2; the same with tanh in place of erf;
+/// x > 0 ? x : a (exp(x) - 1); sqrt(x).
+enum class Act : int32_t { None, Clamp, Leaky, Silu, Hardswish, Sigmoid, Hardsigmoid, Tanh, Gelu, GeluTanh, Elu, Sqrt };
+constexpr int kActs = 12;
 struct Activation {
   Act kind = Act::None;
   float a = 0, b = 0;
@@ -121,6 +124,30 @@ struct MapArgs {  // out = act(scale * a + shift + b), per channel
   const int32_t* mask;
 };
 
+enum class Join : int32_t { Add, Sub, Mul, Div };
+
+struct JoinArgs {  // out = act(a (+, -, *, /) b), where b has a's shape, one plane for all channels, or one number for each
+  Planes a, b, out;
+  const float* each;  // one number for image n and channel c: each[n * each_image + c * each_channel]; null: planes
+  long each_image, each_channel;
+  int images, c0, c1, y0, y1, width;
+  Join kind;
+  Activation act;
+  const int32_t* mask;
+};
+
+/// y = act((x - mean) / sqrt(variance + eps) * scale + shift), scale and shift per channel (null: 1 and 0).
+struct NormArgs {
+  Planes in, out;
+  const float *scale, *shift;
+  float eps;
+  int c0, c1, channels;  // statistics over the channels c0 to c1 (of a flat tensor's `channels`)
+  int y0, y1, width, images;
+  long pixels;           // of one image
+  Activation act;
+  const int32_t* mask;
+};
+
 struct MeanArgs {  // out[image][channel] = scale * the sum over the plane
   Planes in;
   int c0, c1, height, width, images, channels;
@@ -169,6 +196,10 @@ struct KernelSet {
   void (*interleave)(const InterleaveArgs&);
   void (*pool)(const PoolArgs&);
   void (*map)(const MapArgs&);
+  void (*join)(const JoinArgs&);
+  void (*norm_pixels)(const NormArgs&);  // statistics of every pixel for itself
+  void (*norm_planes)(const NormArgs&);  // of whole planes
+  void (*norm_flat)(const NormArgs&);    // of a flat tensor
   void (*mean)(const MeanArgs&);
   void (*linear)(const LinearArgs&);
 };

@@ -3,9 +3,11 @@
 namespace dcil {
 
 extern const Operator kConv, kMaxPool, kAvgPool, kMap, kConcat, kMean, kFlatten, kLinear;
+extern const Operator kAdd, kSub, kMul, kDiv, kLayerNorm, kGroupNorm, kSelect;
 
 const Operator& operator_of(Kind kind) {
-  static const Operator* const all[kKinds] = {&kConv, &kMaxPool, &kAvgPool, &kMap, &kConcat, &kMean, &kFlatten, &kLinear};
+  static const Operator* const all[kKinds] = {&kConv,   &kMaxPool, &kAvgPool, &kMap, &kConcat,    &kMean,      &kFlatten,
+                                               &kLinear, &kAdd, &kSub, &kMul,     &kDiv, &kLayerNorm, &kGroupNorm, &kSelect};
   return *all[int(kind)];
 }
 

@@ -29,7 +29,10 @@ void side_tiles(int present, int stride, int wanted, int& in, int& out) {
 
 }  // namespace
 
-bool clamps_at_zero(const Activation& act) { return act.kind == Act::Clamp && act.a >= 0; }
+bool clamps_at_zero(const Activation& act) {
+  return (act.kind == Act::Clamp && act.a >= 0) || act.kind == Act::Sigmoid || act.kind == Act::Hardsigmoid ||
+         act.kind == Act::Sqrt;
+}
 
 void Planner::plan() {
   const auto& shapes = p_.graph.shapes();

@@ -12,7 +12,9 @@ namespace dcil {
 namespace {
 
 constexpr int64_t kMaxTensor = 1 << 20, kMaxInputs = 10'000;
-const char* const kActNames[] = {"none", "clamp", "leaky", "silu", "hardswish"};
+const char* const kActNames[] = {"none", "clamp",       "leaky", "silu", "hardswish", "sigmoid",
+                                "hardsigmoid", "tanh",  "gelu", "gelu_tanh", "elu",     "sqrt"};
+static_assert(std::size(kActNames) == kActs);
 const std::pair<const char*, std::vector<float> Op::*> kVectorNames[StoredOp::kVectors] = {
     {"weight_scale", &Op::weight_scale},
     {"bias", &Op::bias},
@@ -65,6 +67,12 @@ Activation read_activation(Json& json) {
   });
   require(place == 3, "an unknown activation");
   return act;
+}
+
+float read_number(Json& json) {
+  const double value = json.real();
+  require(value >= 0 && value < 1e30, "an operator's number");
+  return float(value);
 }
 
 Window read_window(Json& json) {
@@ -122,7 +130,7 @@ void StoredOp::read_arrays(Json& json, const Data& data) {
   });
   if (weights.count >= 0) weight = span_of(weights, data, vectors[0].data ? 1 : 4);
   if (vectors[0].data) version = 2;
-  require(!index.data || index.count == weight.count, "weights and their positions differ in number");
+  require(!index.data || !weight.data || index.count == weight.count, "weights and their positions differ in number");
   int64_t length = -1;
   for (const Span& v : vectors)
     if (v.data) require(length < 0 || v.count == length, "an operator's vectors differ in length"), length = v.count;
@@ -143,7 +151,9 @@ StoredOp::StoredOp(Json& json, const Data& data) {
   record.optional("quant", [&] { quant(op.quant); });
   record.optional("twin_quant", [&] { quant(op.twin_quant); });
   record.field("arrays", [&] { read_arrays(json, data); });
+  record.optional("number", [&] { op.number = read_number(json), version = 2; });
   record.read(json);
+  if (op.kind > Kind::Linear || std::max(op.act.kind, op.twin_act.kind) > Act::Hardswish) version = 2;
 }
 
 /// An int8 weight becomes the float of the same value.
@@ -183,7 +193,7 @@ Op StoredOp::unpacked() && {
 double StoredOp::bytes() const {
   double total = 0, longest = 0;
   for (const Span& v : vectors) total += double(v.count), longest = std::max(longest, double(v.count));
-  return 500 + 8.0 * double(weight.count) + 4 * total + 8 * (longest + 1) + 4.0 * double(op.in.size());
+  return 500 + 8.0 * double(std::max(weight.count, index.count)) + 4 * total + 8 * (longest + 1) + 4.0 * double(op.in.size());
 }
 
 }  // namespace dcil

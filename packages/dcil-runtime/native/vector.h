@@ -91,6 +91,11 @@ INLINE void transpose(V* rows) {
   if constexpr (Half > 1) transpose<Half / 2>(rows);
 }
 
+INLINE V sqrt(V v) {
+  for (int l = 0; l < LANES; l++) v[l] = __builtin_sqrtf(v[l]);
+  return v;
+}
+
 INLINE float sum(V v) {
   float s = 0;
   for (int l = 0; l < LANES; l++) s += v[l];

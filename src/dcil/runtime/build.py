@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcil_runtime import Network, Op
-from dcil_runtime.format import NO_ACTIVATION, Activation
+from dcil_runtime.format import ARRAYS, NO_ACTIVATION, Activation
 
 Array = NDArray[np.floating[Any]]
+#: Operators that apply an activation to what they store.
+WITH_ACTIVATION = ("conv", "linear", "map", "add", "sub", "mul", "div", "layernorm", "groupnorm")
 
 
 @dataclass(eq=False)
@@ -32,7 +34,7 @@ class Step:
     place: int
     residual: Value | None = None
     twin: Value | None = None
-    arrays: dict[str, Array] = field(default_factory=dict)
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def open(self) -> bool:
@@ -79,6 +81,19 @@ class Builder:
         self.steps.append(Step(op, inputs, len(self.steps)))
         return Value(self.steps[-1])
 
+    def norm(self, kind: str, value: Value, scale: Array, shift: Array, eps: float, groups: int = 1) -> Value:
+        result = self.step(Op(kind, (), groups=groups, number=eps), [value])
+        assert result.step is not None
+        result.step.arrays = {"scale": scale, "shift": shift}
+        return result
+
+    def select(self, values: list[Value], channels: NDArray[np.integer[Any]]) -> Value:
+        """Take channels, numbered through all of ``values``, in any order."""
+        result = self.step(Op("select", ()), values)
+        assert result.step is not None
+        result.step.arrays = {"index": channels}
+        return result
+
     def affine(self, value: Value, scale: Array, shift: Array) -> Value:
         """Apply scale * x + shift, folded into the layer before if nothing else reads its output."""
         step = value.step
@@ -94,7 +109,7 @@ class Builder:
 
     def activate(self, value: Value, act: Activation) -> Value:
         step = value.step
-        if step and value.uses == 1 and step.op.kind in ("conv", "linear", "map") and step.open:
+        if step and value.uses == 1 and step.op.kind in WITH_ACTIVATION and step.open:
             step.op.act = act
             return value
         return self.step(Op("map", (), act=act), [value])
@@ -117,7 +132,7 @@ class Builder:
         for step in self.steps:
             step.op.inputs = tuple(numbers[v] for v in step.inputs)
             step.op.residual = numbers[step.residual] if step.residual else -1
-            step.op.arrays = {name: np.asarray(array, np.float32) for name, array in step.arrays.items()}
+            step.op.arrays = {name: np.asarray(array, ARRAYS[name]) for name, array in step.arrays.items()}
             count = 1 + max(numbers.values())
             if step in made:
                 numbers[made[step]] = count

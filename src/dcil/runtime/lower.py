@@ -1,10 +1,10 @@
-"""Lower a torch module to the operators of a plan: the traced graph has ATen operators, each with a rule here."""
+"""Lower a torch module to the operators of a plan: the traced graph has ATen operators, each with a rule in rules/."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,11 @@ from torch.fx import Node
 
 from dcil.errors import UserError
 from dcil.runtime.build import Builder, Value
-from dcil.tracing import place_of, trace
+from dcil.runtime.forms import Placed, Shape, channels_first, chosen_channels, image_shape, is_in_order, one_item
+from dcil.runtime.nodes import name_of, shape_of
+from dcil.runtime.rules import RULES
+from dcil.tracing import BATCH_SIZES, place_of, trace
 from dcil_runtime import Network
-from dcil_runtime.format import RELU, Activation
-
-Rule = Callable[["Lowering", Node], Value]
-aten = torch.ops.aten
 
 
 def lower(model: nn.Module, example: Tensor) -> Network:
@@ -31,13 +30,14 @@ def lower(model: nn.Module, example: Tensor) -> Network:
 
 
 class Lowering:
-    """One pass over the graph: what depends on the input becomes a Value, everything else is computed here."""
+    """One pass over the graph: what depends on the input is placed in the plan, everything else is computed here."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         self.traced, self.nodes = traced, list(traced.graph.nodes)
         source = self.nodes[0]
         self.builder = Builder(shape_of(source)[1:])
-        self.values: dict[Any, Value] = {source: self.builder.input}
+        self.values: dict[Any, Placed | list[Placed]] = {source: self.plain(self.builder.input, shape_of(source))}
+        self.copies: dict[tuple[Value, Shape, bytes], Value] = {}
         self.constants: dict[Any, Tensor] = {}
 
     def run(self) -> Network:
@@ -46,12 +46,24 @@ class Lowering:
         self.refuse_unknown()
         for node in self.nodes:
             if self.computes(node):
-                self.values[node] = RULES[name_of(node)](self, node)
-                self.builder.uses(self.values[node], len(node.users))
+                self.place(node)
         output = self.nodes[-1].args[0]
-        if output not in self.values:
+        if not isinstance(output, Node) or not isinstance(self.values.get(output), Placed):
             raise UserError("the network must return one tensor that depends on its input")
-        return self.builder.finish(self.values[output], len(shape_of(output)))
+        return self.builder.finish(self.image(output, output), len(shape_of(output)))
+
+    def place(self, node: Node) -> None:
+        """Add what the plan needs for a node; a rule returns where its result, or each of several, lies."""
+        found = RULES[name_of(node)](self, node)
+        if isinstance(found, Value):
+            found = self.plain(found, shape_of(node))
+        self.values[node] = found
+        for placed in found if isinstance(found, list) else [found]:
+            self.builder.uses(placed.value, len(node.users))
+
+    def plain(self, value: Value, shape: Shape) -> Placed:
+        """Return a torch tensor of this shape that lies in order in ``value``."""
+        return Placed(value, image_shape(shape) or (math.prod(shape[1:]), 1, 1))
 
     def fold(self, node: Node) -> None:
         """Compute a node that depends on parameters and other constants alone."""
@@ -78,12 +90,91 @@ class Lowering:
     def refuse(self, node: Node, why: str) -> UserError:
         return UserError(f"{name_of(node)} in {place_of(node)}: {why}")
 
-    def value(self, node: Node, place: int = 0) -> Value:
-        """Return the operand at ``place``, which must depend on the input."""
-        found = self.values.get(node.args[place])
-        if found is None:
+    # -- operands ----------------------------------------------------------------------------------------------------
+
+    def placed(self, node: Node, source: Any) -> Placed:
+        """Return where an operand of ``node`` lies; it must depend on the input."""
+        found = self.values.get(source) if isinstance(source, Node) else None
+        if not isinstance(found, Placed):
             raise self.refuse(node, "an operand that does not depend on the network's input")
         return found
+
+    def value(self, node: Node, place: int = 0) -> Value:
+        """Return the operand at ``place`` as an image or a vector, its elements in order."""
+        return self.image(node, node.args[place])
+
+    def image(self, node: Node, source: Any) -> Value:
+        placed, shape = self.placed(node, source), image_shape(shape_of(source))
+        if shape is None:
+            raise self.refuse(node, f"a tensor of shape {list(shape_of(source)[1:])}")
+        if placed.index is None and placed.shape == shape:
+            return placed.value
+        return self.copied(node, source, placed.places(shape_of(source)), shape)
+
+    def copied(self, node: Node, source: Node, index: Tensor, shape: Shape) -> Value:
+        """Return a plan tensor of ``shape`` in the order of ``index``: the operand's own, or a copy that all share."""
+        placed = self.placed(node, source)
+        if placed.shape == shape and is_in_order(index):
+            return placed.value
+        key = placed.value, shape, hashlib.sha256(index.contiguous().numpy().tobytes()).digest()
+        if key not in self.copies:
+            self.copies[key] = self.copy(node, placed, index, shape)
+        self.copies[key].uses += len(source.users)
+        return self.copies[key]
+
+    def copy(self, node: Node, placed: Placed, index: Tensor, shape: Shape) -> Value:
+        item = one_item(index, math.prod(placed.shape))
+        if item is None:
+            raise self.refuse(node, "an operand that mixes the items of a batch")
+        channels = chosen_channels(item.reshape(shape), placed.shape)
+        if channels is not None:
+            return self.builder.select([placed.value], channels.numpy())
+        if shape == (math.prod(placed.shape), 1, 1) and is_in_order(item):
+            return self.builder.plain("flatten", [placed.value])
+        raise self.refuse(node, f"a reshape or permutation of {list(placed.shape)} to {list(shape)}")
+
+    def in_order(self, source: Any, last: bool) -> Placed | None:
+        """Return an operand [n, c, ...], or with ``last`` [n, ..., c], whose elements lie in order in the plan, with
+        the same channels; None for others."""
+        placed = self.values.get(source)
+        if not isinstance(placed, Placed) or len(shape_of(source)) < 2:
+            return None
+        moved = channels_first(placed.places(shape_of(source)), last)
+        return placed if moved.shape[1] == placed.shape[0] and is_in_order(moved) else None
+
+    def arranged(self, node: Node, source: Any) -> tuple[Placed, bool]:
+        """Return an operand whose elements lie in order, with the channels first or (True) last; a copy if need be."""
+        for last in (False, True):
+            found = self.in_order(source, last)
+            if found is not None:
+                return found, last
+        return self.plain(self.image(node, source), shape_of(source)), False
+
+    def channels_last(self, node: Node, source: Any) -> Placed:
+        """Return an operand [n, ..., c] whose channels are the plan's, with everything between as pixels."""
+        found = self.in_order(source, True)
+        if found is not None:
+            return found
+        shape = shape_of(source)
+        index = channels_first(self.placed(node, source).places(shape), True)
+        plan = image_shape((shape[0], shape[-1], *shape[1:-1])) if shape[0] == BATCH_SIZES[0] else None
+        plan = plan or (index.shape[1], 1, index.shape[2])
+        order = torch.arange(index.numel()).reshape(index.shape).movedim(1, -1).reshape(shape)
+        return Placed(self.copied(node, source, index, plan), plan, order)
+
+    def broadcast(self, node: Node, source: Any, shape: Shape, last: bool) -> Value:
+        """Return the second operand beside one of the plan's ``shape``: its like, or a number per channel, pixel or
+        image."""
+        placed = self.placed(node, source)
+        index = channels_first(placed.places(shape_of(source)), last)
+        if index.numel() > BATCH_SIZES[0] * math.prod(placed.shape) and bool((index == index[:, :, :1]).all()):
+            index = index[:, :, :1]  # expanded over the pixels
+        channels, pixels = index.shape[1:]
+        if len(shape_of(source)) != len(shape_of(node)) or channels not in (1, shape[0]):
+            raise self.refuse(node, f"tensors of shapes {list(shape_of(node)[1:])} and {list(shape_of(source)[1:])}")
+        if pixels not in (1, shape[1] * shape[2]):
+            raise self.refuse(node, f"a tensor of shape {list(shape_of(source)[1:])} spread along one side")
+        return self.copied(node, source, index, (channels, *(shape[1:] if pixels > 1 else (1, 1))))
 
     def constant(self, node: Node, place: int, size: int, default: float) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Return the vector at ``place``, or ``size`` times ``default`` without one."""
@@ -97,185 +188,14 @@ class Lowering:
             raise self.refuse(node, "a weight that depends on the network's input")
         return found
 
-    def argument(self, node: Node, place: int, default: Any) -> Any:
-        return node.args[place] if place < len(node.args) else default
-
-
-def name_of(node: Node) -> str:
-    """Return an operator's name, with its namespace unless it is ATen's."""
-    schema = getattr(node.target, "_schema", None)
-    return "getitem" if schema is None else str(schema.name).removeprefix("aten::")
-
-
-def shape_of(node: Any) -> tuple[int, ...]:
-    found: tuple[int, ...] = node.meta["shape"]
-    return found
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value[0], value[0]) if len(value) == 1 else (value[0], value[1])
-
-
-def conv(low: Lowering, node: Node) -> Value:
-    weight = low.tensor(node, 1)
-    if weight.ndim != 4 or node.args[6]:
-        raise low.refuse(node, "only a two-dimensional convolution, not transposed")
-    stride, pad, dilation = (_pair(node.args[place]) for place in (3, 4, 5))
-    left, right, top, bottom = _zeros_around(node.args[0])
-    sides = (pad[0] + top, pad[1] + left, pad[0] + bottom, pad[1] + right)
-    window = (weight.shape[2], weight.shape[3], *stride, *sides, *dilation)
-    bias = low.constant(node, 2, weight.shape[0], 0.0)
-    return low.builder.layer("conv", low.value(node), weight.float().numpy(), bias, window, int(node.args[8]))  # type: ignore[arg-type]
-
-
-def _zeros_around(source: Any) -> tuple[int, ...]:
-    """Return the padding of ``source`` (left, right, top, bottom); uneven padding="same" is a node of its own."""
-    return tuple(source.args[1]) if source.target is aten.constant_pad_nd.default else (0, 0, 0, 0)
-
-
-def pad(low: Lowering, node: Node) -> Value:
-    zeros = low.argument(node, 2, 0) == 0 and len(node.args[1]) == 4 and min(node.args[1]) >= 0  # type: ignore[arg-type]
-    if not zeros or any(user.target is not aten.convolution.default for user in node.users):
-        raise low.refuse(node, "only zeros around the input of a convolution")
-    return low.value(node)
-
-
-def linear(low: Lowering, node: Node) -> Value:
-    """Lower addmm(bias, x, weight') or mm(x, weight')."""
-    first = len(node.args) - 2
-    if node.kwargs:
-        raise low.refuse(node, f"only without {', '.join(node.kwargs)}")
-    weight = low.tensor(node, first + 1).t()
-    bias = low.constant(node, 0, 0, 0.0) if first else np.zeros(len(weight))
-    return low.builder.layer("linear", low.value(node, first), weight.float().numpy(), bias)
-
-
-def batch_norm(low: Lowering, node: Node) -> Value:
-    if node.args[3] is None or node.args[5]:
-        raise low.refuse(node, "it uses the batch's own statistics")
-    mean, var = low.constant(node, 3, 0, 0.0), low.constant(node, 4, 0, 1.0)
-    scale = low.constant(node, 1, mean.size, 1.0) / np.sqrt(var + float(node.args[7]))  # type: ignore[arg-type]
-    shift = low.constant(node, 2, mean.size, 0.0) - mean * scale
-    return low.builder.affine(low.value(node), scale, shift)
-
-
-def first_result(low: Lowering, node: Node) -> Value:
-    if node.args[1] != 0:
-        raise low.refuse(node, f"only the first result of {name_of(node.args[0])}")  # type: ignore[arg-type]
-    return low.value(node)
-
-
-def activation(act: Activation) -> Rule:
-    return lambda low, node: low.builder.activate(low.value(node), act)
-
-
-def hardtanh(low: Lowering, node: Node) -> Value:
-    least, most = low.argument(node, 1, -1.0), low.argument(node, 2, 1.0)
-    return low.builder.activate(low.value(node), ("clamp", float(least), float(most)))
-
-
-def clamp(low: Lowering, node: Node) -> Value:
-    ends = low.argument(node, 1, None), low.argument(node, 2, None)
-    if any(isinstance(end, Node) for end in ends):
-        raise low.refuse(node, "its ends are tensors")
-    least, most = -math.inf if ends[0] is None else float(ends[0]), math.inf if ends[1] is None else float(ends[1])
-    return low.builder.activate(low.value(node), ("clamp", least, most))
-
-
-def leaky_relu(low: Lowering, node: Node) -> Value:
-    return low.builder.activate(low.value(node), ("leaky", float(low.argument(node, 1, 0.01)), 0.0))
-
-
-def add(low: Lowering, node: Node) -> Value:
-    if not isinstance(node.args[1], Node) or node.kwargs.get("alpha", 1) != 1:
-        raise low.refuse(node, "only the sum of two tensors")
-    shapes = {shape_of(arg) for arg in node.args}
-    if len(shapes) > 1:
-        raise low.refuse(node, f"tensors of different shapes {sorted(shapes)}")
-    return low.builder.add(low.value(node, 0), low.value(node, 1))
-
-
-def cat(low: Lowering, node: Node) -> Value:
-    parts: Any = node.args[0]
-    if low.argument(node, 1, 0) not in (1, 1 - len(shape_of(node))):
-        raise low.refuse(node, "only along the channels (dimension 1)")
-    if any(part not in low.values for part in parts):
-        raise low.refuse(node, "an operand that does not depend on the network's input")
-    return low.builder.plain("concat", [low.values[part] for part in parts])
-
-
-def _pool_window(low: Lowering, node: Node, dilation: tuple[int, int]) -> tuple[int, ...]:
-    """Return the pooling window; rounding up becomes padding below and right, as the output's shape demands."""
-    size, pad = _pair(node.args[1]), _pair(low.argument(node, 3, [0]))
-    stride = _pair(low.argument(node, 2, None) or size)
-    ends = []
-    for i in (0, 1):
-        before, after = shape_of(node.args[0])[2 + i], shape_of(node)[2 + i]
-        need = (after - 1) * stride[i] + dilation[i] * (size[i] - 1) + 1 - before - pad[i]
-        ends.append(max(need, 0))
-    return (*size, *stride, *pad, *ends, *dilation)
-
-
-def max_pool(low: Lowering, node: Node) -> Value:
-    dilation = _pair(low.argument(node, 4, [1]))
-    return low.builder.plain("maxpool", [low.value(node)], _pool_window(low, node, dilation))
-
-
-def avg_pool(low: Lowering, node: Node) -> Value:
-    if low.argument(node, 6, None) is not None:
-        raise low.refuse(node, "divisor_override")
-    window = _pool_window(low, node, (1, 1))
-    count = int(bool(low.argument(node, 5, True)))
-    return low.builder.plain("avgpool", [low.value(node)], window, count)
-
-
-def adaptive_pool(low: Lowering, node: Node) -> Value:
-    (height, width), (rows, columns) = shape_of(node.args[0])[2:], shape_of(node)[2:]
-    if height % rows or width % columns:
-        raise low.refuse(node, f"{height} x {width} does not divide into {rows} x {columns}")
-    size = (height // rows, width // columns)
-    return low.builder.plain("avgpool", [low.value(node)], (*size, *size, 0, 0, 0, 0, 1, 1))
-
-
-def mean(low: Lowering, node: Node) -> Value:
-    dims: Any = low.argument(node, 1, None) or []
-    if len(shape_of(node.args[0])) != 4 or sorted(d % 4 for d in dims) != [2, 3]:
-        raise low.refuse(node, "only the mean over height and width")
-    return low.builder.plain("mean", [low.value(node)])
-
-
-def reshape(low: Lowering, node: Node) -> Value:
-    before, after = shape_of(node.args[0]), shape_of(node)
-    if before == after:
-        return low.value(node)
-    if after[0] == before[0] and len(after) == 2:
-        return low.builder.plain("flatten", [low.value(node)])
-    raise low.refuse(node, f"from {list(before[1:])} to {list(after[1:])}; only to one vector per image")
-
-
-def same(low: Lowering, node: Node) -> Value:
-    return low.value(node)
-
-
-RULES: dict[str, Rule] = {
-    "convolution": conv,
-    "constant_pad_nd": pad,
-    "addmm": linear,
-    "mm": linear,
-    "native_batch_norm": batch_norm,
-    "relu": activation(RELU),
-    "silu": activation(("silu", 0.0, 0.0)),
-    "hardswish": activation(("hardswish", 0.0, 0.0)),
-    "hardtanh": hardtanh,
-    "clamp": clamp,
-    "leaky_relu": leaky_relu,
-    "add": add,
-    "cat": cat,
-    "max_pool2d_with_indices": max_pool,
-    "avg_pool2d": avg_pool,
-    "_adaptive_avg_pool2d": adaptive_pool,
-    "mean": mean,
-    "getitem": first_result,
-    **dict.fromkeys(("flatten", "reshape", "squeeze"), reshape),
-    **dict.fromkeys(("detach", "alias"), same),
-}
+    def number(self, argument: Any) -> Any:
+        """Return an argument at the traced batch size: numbers that depend on the batch are nodes."""
+        if not isinstance(argument, Node):
+            return argument
+        if argument in self.constants:
+            return self.constants[argument]
+        if argument.target is torch.ops.aten.sym_size.int:
+            return BATCH_SIZES[0]
+        if argument.target is operator.mul:
+            return math.prod(map(self.number, argument.args))
+        raise self.refuse(argument, "its place depends on the network's input")

@@ -187,6 +187,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
             self.constants[name] = tensor
         node = self.graph.create_node("get_attr", name)
         self.define(tensor, node)
+        self.versions[id(tensor)] = tensor._version  # the operator that reads it may do so twice
         return node
 
 

@@ -29,7 +29,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+#: The newest version; a file has the first one whose readers know all that is in it.
 MAGIC, VERSION = b"DCILPLAN", 2
+FIRST_KINDS = ("conv", "maxpool", "avgpool", "map", "concat", "mean", "flatten", "linear")
+FIRST_ACTIVATIONS = ("none", "clamp", "leaky", "silu", "hardswish")
 HEADER = struct.Struct("<8sIIQQ32s")
 #: Bytes, unless the caller says otherwise.
 MAX_MEMORY = 4 << 30
@@ -39,7 +42,8 @@ ARRAYS = {
 }
 #: Scale and zero point (0 to 255) of a tensor stored as u8: real = scale * (q - zero point).
 Quant = tuple[float, int]
-#: An activation (none, clamp, leaky, silu, hardswish) and its two numbers; clamp's are its ends.
+#: An activation and its two numbers; clamp's are its ends, leaky's and elu's the first. Besides FIRST_ACTIVATIONS:
+#: sigmoid, hardsigmoid, tanh, gelu, gelu_tanh, elu, sqrt.
 Activation = tuple[str, float, float]
 NO_ACTIVATION: Activation = ("none", 0.0, 0.0)
 RELU: Activation = ("clamp", 0.0, math.inf)
@@ -53,9 +57,10 @@ class PlanError(ValueError):
 class Op:
     """Describe one operator; fields that its kind does not use keep their defaults.
 
-    ``kind`` is conv, maxpool, avgpool, map, concat, mean, flatten or linear. ``window`` is kernel, stride, padding and
-    dilation: kh kw sy sx top left bottom right dy dx. With ``quant`` the output is stored as u8 (``twin_quant``: the
-    twin). The array ``weight`` is int8 where there is a ``weight_scale``: real weight = weight * weight_scale[output].
+    ``kind`` is one of FIRST_KINDS, add, sub, mul, div, layernorm, groupnorm or select. ``window`` is kernel, stride,
+    padding and dilation: kh kw sy sx top left bottom right dy dx. With ``quant`` the output is stored as u8
+    (``twin_quant``: the twin). The array ``weight`` is int8 where there is a ``weight_scale``: real weight =
+    weight * weight_scale[output]. ``number`` is what norms add to a variance.
     """
 
     kind: str
@@ -69,6 +74,7 @@ class Op:
     twin_act: Activation = NO_ACTIVATION
     quant: Quant | None = None
     twin_quant: Quant | None = None
+    number: float = 0.0
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
@@ -135,7 +141,8 @@ def decode(raw: bytes) -> Network:
 
 def _version(op: Op) -> int:
     """Return the oldest version of the format that has what this operator uses."""
-    return 2 if op.quant or op.twin_quant or "weight_scale" in op.arrays else 1
+    first = op.kind in FIRST_KINDS and {op.act[0], op.twin_act[0]} <= set(FIRST_ACTIVATIONS) and not op.number
+    return 1 if first and not (op.quant or op.twin_quant or "weight_scale" in op.arrays) else 2
 
 
 def _dtype(name: str, arrays: Mapping[str, Any]) -> str:
@@ -168,6 +175,7 @@ def _op_to_json(op: Op, blobs: list[bytes]) -> dict[str, Any]:
         "twin": op.twin,
         "twin_act": _act_to_json(op.twin_act),
         **{name: [float(quant[0]), int(quant[1])] for name, quant in _quants(op).items()},
+        **({"number": float(op.number)} if op.number else {}),
         "arrays": places,
     }
 
