@@ -6,6 +6,7 @@ native module. A wheel needs it: there it is all that counts.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -15,7 +16,16 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).parent))
-from build import OUT, build, up_to_date
+from build import OUT, PLATFORM_SETS, build, compiler, machine, up_to_date
+
+
+def platform() -> str:
+    """Return the platform that the native module is for: this one, or a cross compiler's."""
+    here = sysconfig.get_platform()
+    if here.startswith("linux") and "CXX" in os.environ:
+        target = machine(compiler())
+        here = f"linux-{target}" if target in PLATFORM_SETS else here
+    return here.replace("-", "_").replace(".", "_")
 
 
 class NativeHook(BuildHookInterface):
@@ -30,7 +40,6 @@ class NativeHook(BuildHookInterface):
                 raise
             self.app.display_warning(f"dcil-runtime is installed without its native module: {error}")
             return
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["tag"] = f"py3-none-{platform}"  # loaded with ctypes: one file for every Python
+        build_data["tag"] = f"py3-none-{platform()}"  # loaded with ctypes: one file for every Python
         build_data["pure_python"] = False
         build_data["artifacts"].append("src/dcil_runtime/libdcil_runtime.so")  # ignored by git, needed in the wheel

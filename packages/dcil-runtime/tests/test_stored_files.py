@@ -40,8 +40,8 @@ def test_a_stored_file_gives_its_outputs(file, isa):
 @every(STORED)
 def test_what_is_read_from_a_stored_file_can_be_written_again(file, tmp_path):
     write(read(file), tmp_path / "again.dcil")
-    x, _ = arrays(file)
-    assert np.array_equal(load(tmp_path / "again.dcil", tune_seconds=0)(x), load(file, tune_seconds=0)(x))
+    x, y = arrays(file)
+    assert np.abs(load(tmp_path / "again.dcil", tune_seconds=0)(x) - y).max() <= 1e-6 * np.abs(y).max()
 
 
 @every([file for file in STORED if file.parent.name == "v1"])

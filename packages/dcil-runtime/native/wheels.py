@@ -1,0 +1,39 @@
+"""Build the distributions of dcil-runtime: python native/wheels.py OUT.
+
+A source distribution, and from it a wheel for the platform that the C++ compiler writes code for; CXX may name a cross
+compiler. The wheel's tag is the oldest manylinux whose symbols suffice, as auditwheel finds them: it follows from the
+libraries that the compiler links with.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[1]
+
+
+def run(module: str, *words: str | Path) -> None:
+    """Run a module of this environment, which also finds the programs of this environment."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    subprocess.run([sys.executable, "-m", module, *words], check=True, env={**os.environ, "PATH": path})
+
+
+def main() -> int:
+    """Build, then let auditwheel name the platform; it fails where a library is missing that it would have to add."""
+    out = Path(sys.argv[1])
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        run("build", "--no-isolation", "--outdir", folder, PROJECT)
+        (source,) = Path(folder).glob("*.tar.gz")
+        (wheel,) = Path(folder).glob("*.whl")
+        run("auditwheel", "repair", "--only-plat", "--strip", "--wheel-dir", out, wheel)
+        (out / source.name).write_bytes(source.read_bytes())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
