@@ -136,10 +136,10 @@ MUTANTS = [
     ),
     M(
         "distillation.py",
-        "self.weight * (distance(p, s) + distance(s, p))",
-        "self.weight * (distance(p, s) + distance(p, s))",
+        "return distance(p, s) + distance(s, p)",
+        "return distance(p, s) + distance(p, s)",
     ),
-    M("distillation.py", "self.weight * (distance(p, s) + distance(s, p))", "distance(p, s) + distance(s, p)"),
+    M("methods/dcil.py", "kl = weight * distill_both_ways(", "kl = distill_both_ways("),
     M("distillation.py", "F.log_softmax(student / temperature, dim=dim)", "F.log_softmax(student, dim=dim)"),
     M("methods/dcil.py", "step >= round(self.warmup * self.steps)", "step > round(self.warmup * self.steps)"),
     # drop and grow, momentum
