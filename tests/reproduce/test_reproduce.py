@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 
 import dcil
@@ -447,7 +448,13 @@ def paths(value, here=()):
         yield from paths(inner, (*here, key))
 
 
-def test_an_altered_record_is_named(trained, tmp_path, tiny_table):
+@pytest.fixture
+def sketched(monkeypatch):
+    """Figures are drawn, which reads the records, but not laid out and written, which takes most of the time."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **options: file.write("<svg></svg>"))
+
+
+def test_an_altered_record_is_named(trained, tmp_path, tiny_table, sketched):
     """Whatever is missing from it: one line with its name, or a page; never a traceback."""
     out, docs = tmp_path / "copy", tmp_path / "docs"
     shutil.copytree(trained, out, ignore=shutil.ignore_patterns("runs"))
@@ -490,7 +497,7 @@ STRANGE = [
 
 
 @pytest.mark.slow
-def test_a_record_of_strange_values_is_named_or_shown_as_text(trained, tmp_path, tiny_table):
+def test_a_record_of_strange_values_is_named_or_shown_as_text(trained, tmp_path, tiny_table, sketched):
     """Whatever stands in one of its fields: one line with its name, or a page without markup; never a traceback."""
     out, docs = tmp_path / "copy", tmp_path / "docs"
     shutil.copytree(trained, out, ignore=shutil.ignore_patterns("runs"))

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from hf_models import CASES, assert_gradients, batch_of, dataset_of, disturb, gradients, grads_of, model_of
 from torch.distributed.fsdp import fully_shard
@@ -57,3 +58,5 @@ def sharded(rank: int) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    dist.barrier()  # one that leaves while another still communicates can abort it
+    dist.destroy_process_group()

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from hf_models import CASES, Watch, arguments, assert_gradients, batch_of, dataset_of, disturb, gradients, model_of
 
 import dcil
@@ -43,3 +44,5 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    dist.barrier()  # one that leaves while another still communicates can abort it
+    dist.destroy_process_group()
