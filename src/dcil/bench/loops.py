@@ -56,6 +56,7 @@ CASES = {
     "vit-s-16": Case(256, 1000, 224),
     "gpt-6-384": Case(64, 65, length=256),  # nanoGPT's for tiny Shakespeare, which has 65 characters
     "gpt-8-1024": Case(16, 65, length=512),  # 100.7 million prunable weights, for the share of the mask updates
+    "gpt-20-2048": Case(8, 65, length=512),  # a billion of them, for the memory that one GPU needs
 }
 
 
