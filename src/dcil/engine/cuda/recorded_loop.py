@@ -197,8 +197,9 @@ class RecordedLoop:
             raise Unrecordable(f"{type(error).__name__}: {first_line}") from error
 
     def simpler(self) -> RecordedLoop | None:
-        """Return what records the network without compiling it, if this one compiles."""
-        if self.step is None or not getattr(self.step.executor, "backend", None):
+        """Return what records the network without compiling it, if this one compiles or could not be prepared."""
+        compiles = self.step is None or getattr(self.step.executor, "backend", None)
+        if self.compiler is None or not compiles:
             return None
         return RecordedLoop(self.net, self.optimizer, self.settings, self.parallel, self.counted_on_host, None)
 
