@@ -44,24 +44,25 @@ def tiny_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cells_have_the_recipe_of_their_kind() -> None:
     cells = tables.cells_of(tables.TRANSFORMERS)
-    assert len(cells) == len({cell.id for cell in cells}) == 51
+    assert len(cells) == len({cell.id for cell in cells}) == 58
     for cell in cells:
         config = cell.config(3)
         assert (config.dataset, config.model, config.seed) == (cell.dataset, cell.model, 3)
         assert config.private == (cell.private or "norms,head") and config.optimizer == "adamw"
-        assert config.dropout == (0.2 if cell.is_text else 0.0)
+        assert config.dropout == (0.2 if cell.dataset == "shakespeare" else 0.0)
         assert cell.dense in cells
     assert Cell("cifar10", "resnet20", "dcil", 0.9).config(0).optimizer == "sgd"
 
 
 def test_names_tell_what_is_private() -> None:
     assert SHARED.id == "shakespeare/gpt-1-16/dcil-0.8-private-none"
-    chosen = tables.select(tables.cells_of(tables.TRANSFORMERS), "shakespeare/gpt-6-384/dcil-0.9-*,private-head")
+    chosen = tables.select(tables.cells_of(tables.TRANSFORMERS), "shakespeare/gpt-6-384/dcil-0.9-*,private-none")
     assert [cell.name for cell in chosen] == [
         *(f"dcil-0.9-private-{own}" for own in ("norms", "head", "none")),
-        "dcil-0.95-private-head",
-        "dcil-0.9-private-head",
-        "dcil-0.95-private-head",
+        "dcil-0.95-private-none",
+        "dcil-0.9-private-none",
+        "dcil-0.95-private-none",
+        "dcil-0.9-private-none",
     ]
 
 

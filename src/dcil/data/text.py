@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -37,7 +37,7 @@ class Text:
 
     name: str
     file: str
-    content: bytes
+    content: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
         if not self.content:

@@ -15,6 +15,8 @@ from dcil.train.recipes import scaled_epochs
 METHOD_NAMES = {"dpf-rerun": "dpf", "incremental": "gmp", "dense-quoted": "dense", "dcil-nokl": "dcil"}
 #: The authors' "ResNet-56" is a bottleneck network; methods quoted with the basic-block network keep that one.
 BOTTLENECK, BASIC_BLOCK = {"resnet56": "resnet56-bottleneck"}, ("sfp", "fpgm", "mil")
+#: Texts whose networks have a recipe of their own: what a CPU trains.
+TEXT_RECIPES = {"pydoc": "gpt-pydoc"}
 #: Epochs before the KL terms in the main tables: with these, a number of the warm-up table belongs to a main cell.
 MAIN_WARMUP = {"cifar10": 70, "cifar100": 70, "imagenet": 10}
 
@@ -69,7 +71,7 @@ class Cell:
     @property
     def recipe(self) -> str:
         if self.is_transformer:
-            return "gpt-text" if self.is_text else f"vit-{self.dataset}"
+            return TEXT_RECIPES.get(self.dataset, "gpt-text") if self.is_text else f"vit-{self.dataset}"
         name = "digits" if self.dataset == "digits" else f"{self.dataset}-{self.model}"
         return name if self.target is None else f"{name}-target{self.target}"
 

@@ -30,11 +30,12 @@ STEP_MS = {
     "resnet50": 450.0,
     "gpt-6-384": 12.5,
     "gpt-6-384-untied": 12.5,
+    "gpt-4-128": 2.0,
     "vit-ti-4": 20.0,
 }
 TWO_PATHS = 1.5  # time of a step of DCIL, which runs two paths, relative to other methods: the paper's figure
 IMAGES = {"digits": 1437, "cifar10": 50_000, "cifar100": 50_000, "imagefolder": 1_281_167}
-TRAINED_TOKENS = {"shakespeare": 1_003_854}
+TRAINED_TOKENS = {"shakespeare": 1_003_854, "pydoc": 450_000}  # of pydoc: about, it depends on the version of Python
 DEFAULT_STEP_MS = 5.0
 GUESSED = "an H200, by guess"
 

@@ -33,6 +33,10 @@ TRANSFORMER_CELLS += (Cell("shakespeare", UNTIED, "dense"),)
 TRANSFORMER_CELLS += tuple(
     Cell("shakespeare", UNTIED, "dcil", sparsity, private=own) for sparsity in (0.9, 0.95) for own in (None, "norms")
 )
+#: What a CPU trains: the same choices in a small network, on the help texts of Python.
+SMALL = ("pydoc", "gpt-4-128")
+TRANSFORMER_CELLS += (Cell(*SMALL, "dense"), *(Cell(*SMALL, kind, 0.9) for kind in ("gmp", "dpf", "dcil")))
+TRANSFORMER_CELLS += tuple(Cell(*SMALL, "dcil", 0.9, private=own) for own in ("norms", "head", "none"))
 FURTHER = {BEYOND: BEYOND_CELLS, TRANSFORMERS: TRANSFORMER_CELLS}
 SHARED_MODELS = ("resnet20", "resnet32")  # of a printed number without a model
 
