@@ -12,8 +12,9 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "dcil"
 #: In the order of the data's flow: a file imports what stands before it, never what stands after.
 KERNEL = ["errors", "validation", "views", "gradient_rules", "schedule", "weight", "scope", "sharding", "criteria"]
-KERNEL += ["granularity", "selection", "optimizer_state", "batched_views", "task", "mutual_kl", "distillation"]
-KERNEL += ["method", "methods", "naming", "identity", "loading", "wiring", "attributes", "checks", "finite", "update"]
+KERNEL += ["granularity", "selection", "optimizer_state", "batched_views", "batch_share", "task", "mutual_kl"]
+KERNEL += ["distillation", "declared", "method", "methods", "naming", "identity", "loading", "wiring", "attributes"]
+KERNEL += ["checks", "finite", "update"]
 KERNEL += ["choice", "attachment", "partition", "inspection", "masks", "fsdp", "copies", "bindings", "paths"]
 KERNEL += ["counted", "net", "ema"]
 PACKAGES = ["models", "data", "runs", "tracing", "engine", "train", "integrations", "report", "reproduce"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from dcil.batched_views import is_plain
 from dcil.errors import UserError
 from dcil.mutual_kl import mutual_kl
-from dcil.task import called, kind
+from dcil.task import Objective, called, kind
 
 #: (student, teacher) -> scalar. The teacher is a constant already.
 Distance = Callable[[Tensor, Tensor], Tensor]
@@ -102,6 +102,17 @@ class MutualDistillation:
     weight: float
     temperature: float
     kind: str | Distance = "softmax"
+
+
+def choose_distance(task: Objective, asked: str | Distance | None, method: str) -> str | Distance:
+    """What the KL terms compare: as asked for, or as the task says; softmax only if it is a cross-entropy."""
+    if found := asked or task.argument("distill", None) or ("softmax" if task.is_cross_entropy else None):
+        return found
+    name = task.function or getattr(task.task, "__name__", type(task.task).__name__)
+    raise UserError(
+        f"{method}: distill must say what the KL terms compare when the task is {name}, got None ('softmax' for "
+        "classes, 'sigmoid' for binary and multi-label, 'mse' for regression; kl=0 trains without them)"
+    )
 
 
 def distill_both_ways(

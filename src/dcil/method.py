@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dcil import views
+from dcil.batch_share import targets_by_path
 from dcil.criteria import Criterion, Magnitude, State
+from dcil.declared import Selection, withdraw_keys
 from dcil.granularity import Filter, Granularity, Weight
 from dcil.schedule import Cubic, Phase, Schedule, Timeline, checked_step
 from dcil.scope import Global, Scope
@@ -38,27 +40,6 @@ class StepContext:
     optimizer: Optimizer | None
     state: State
     model: nn.Module
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The key of the base class's mask update: everything that its result depends on besides tensors."""
-
-    sparsity: float
-    granularity: Granularity
-    criterion: Criterion
-    scope: Scope
-    min_kept: int
-
-
-FORWARD, UPDATE = ("prepare", "view", "product", "added_gradient", "after_step"), ("update", "group_scores")
-#: Key -> the hooks whose computation it declares. A subclass that overrides one of them must declare the key anew.
-DECLARES = {
-    "loss_key": (*FORWARD, "loss"),
-    "view_key": ("view",),
-    "update_key": UPDATE,
-    "shards": (*FORWARD, *UPDATE, "init_state", "start"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +95,7 @@ class Method(Validated):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for key, hooks in DECLARES.items():
-            if key not in vars(cls) and any(hook in vars(cls) for hook in hooks):
-                setattr(cls, key, _undeclared)
+        withdraw_keys(cls)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -241,6 +220,10 @@ class Method(Validated):
         """The tensors that ``update`` reads: the weight first, then others, which must not be zero in every layer."""
         return [layer.weight.detach(), *self.criterion.reads(layer, context.state)]
 
+    def share(self, path: str) -> float:
+        """The part of each batch, its first samples, that ``path`` computes in training; the first path all of it."""
+        return 1.0
+
     def view(self, path: str, layer: PrunableWeight, state: State) -> Tensor:
         """The tensor that a layer computes with on ``path``, in training."""
         return self.paths[path](layer.weight, layer.mask)
@@ -252,7 +235,9 @@ class Method(Validated):
     def loss(self, outputs: Mapping[str, Any], target: Any, task: Task, step: int) -> Tensor:
         """Sum the task's loss over the paths; ``step`` counts the steps already taken."""
         task = Objective.of(task)
-        losses = {path: task(output, target) for path, output in outputs.items()}
+        shared = any(self.share(path) < 1 for path in outputs)
+        targets = targets_by_path(outputs, target, task.logits) if shared else dict.fromkeys(outputs, target)
+        losses = {path: task(output, targets[path]) for path, output in outputs.items()}
         task.parts.update({f"loss/{path}": loss.detach() for path, loss in losses.items()})
         return torch.stack(list(losses.values())).sum()
 
@@ -270,7 +255,7 @@ class Method(Validated):
 
     # -- what an engine may record -----------------------------------------------------------------------------------
     # Steps with equal keys do the same computation on other tensors, so that it may be recorded once and replayed.
-    # None: not to be recorded. A subclass that overrides a hook (see DECLARES) without its key is not recorded.
+    # None: not to be recorded. A subclass that overrides a hook (see declared.py) without its key is not recorded.
 
     def loss_key(self, step: int) -> Hashable:
         """What ``view``, ``loss`` and ``after_step`` depend on besides their tensors."""
@@ -291,7 +276,3 @@ class Method(Validated):
     def shards(self) -> bool:
         """Whether the hooks are right on sharded weights: nothing read back but through sharding.count_true."""
         return self.criterion.shards
-
-
-def _undeclared(self: Method, *args: object) -> None:
-    """The key of a subclass that overrides a hook and says nothing about recording it."""

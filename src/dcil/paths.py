@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dcil import fsdp, wiring
+from dcil.batch_share import first_samples
 from dcil.batched_views import batched
 from dcil.bindings import Bindings
 from dcil.checks import Checks
@@ -86,8 +87,8 @@ class Paths(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """In training: {path name: its output}. In evaluation: the pruned path's plain output."""
         paths = list(self.method.paths) if self.training else ["pruned"]
-        views = self.views(paths)
-        outputs = {path: self._output(path, views.get(path), args, kwargs) for path in paths}
+        views, share = self.views(paths), self.method.share
+        outputs = {p: self._output(p, views.get(p), *first_samples(args, kwargs, share(p))) for p in paths}
         return outputs if self.training else outputs["pruned"]
 
     def path(self, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -30,6 +30,8 @@ SIZES = [8] * 5 + [1] + [7] * 5 + [5]  # of the joint batches: shares differ, an
 def build(name: str, network: str = "no-norm"):
     torch.manual_seed(0)
     more = {"dcil": {"warmup": 0.5}, "obd": {"criterion": OBD()}, "autoprune": {"rate": 0.1}}.get(name, {})
+    if name == "half dcil":
+        name, more = "dcil", {"warmup": 0.0, "super_share": 0.5}
     method = METHODS["dpf" if name == "obd" else name](sparsity=0.6, steps=STEPS, **({"every": 3} | more))
     net = SparseNet(NETWORKS[network][0]().double(), method)
     return net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)
@@ -98,6 +100,10 @@ def test_two_processes_are_one(name, tmp_path):
 def test_norms_see_the_joint_batch(network, tmp_path):
     sizes = [n + (network == "buffers") for n in SIZES]  # without places, one image has no variance
     same_as_alone(tmp_path, "dcil", network, sizes, world=3)
+
+
+def test_the_super_net_sees_the_same_share_of_a_batch_that_is_divided(tmp_path):
+    same_as_alone(tmp_path, "half dcil", "residual", [8] * STEPS)
 
 
 def test_one_path_at_a_time(tmp_path):

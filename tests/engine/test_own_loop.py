@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
+import math
 import warnings
 from dataclasses import dataclass
 
@@ -241,6 +243,22 @@ def test_clipping_accumulation_schedule_and_average(kind, way):
     assert_same(*(average.net for average in averages))
     assert nets[1].steps_done == 5 and int(averages[1].updates) == 5
     assert opts[0].param_groups[0]["lr"] == opts[1].param_groups[0]["lr"] != 1e-3
+
+
+@all_ways
+@pytest.mark.parametrize("kind", ["wrn-10-1", "gpt", "tagger"])
+def test_a_share_of_the_batch(kind, way):
+    device, settings = WAYS[way]
+    nets, opts, make = pair(kind, dataclasses.replace(method_of("dcil"), super_share=0.3), sgd, device)
+    data = batches(make, device, 7)
+    want = by_hand(nets[0], opts[0], data)
+    step, got = own(nets[1], opts[1], data, **settings)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert_same(*nets)
+    assert step.how.startswith("eager" if "eager" in way else "recorded"), step.how
+    rows = [len(getattr(output, "logits", output)) for output in step.outputs.values()]
+    assert rows == [len(data[-1][0][0]), math.ceil(0.3 * len(data[-1][0][0]))]
+    assert nets[0].metrics()["loss/kl"] == pytest.approx(nets[1].metrics()["loss/kl"], rel=1e-3)
 
 
 @ways

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dcil import DCIL
+from dcil.batch_share import count_samples
 from dcil.data import Dataset, Split
 from dcil.engine import kernels
 from dcil.engine.cuda import ops
@@ -169,9 +170,11 @@ def selection() -> None:
 
 
 def loss() -> None:
-    for n, classes, weight, temperature in ((128, 10, 1.0, 2.0), (33, 100, 0.5, 3.0), (5, 1000, 0.0, 2.0)):
-        method = DCIL(sparsity=0.5, steps=100, kl=weight, temperature=temperature, warmup=0.0)
-        p, s = ((3 * torch.randn(n, classes)).requires_grad_() for _ in range(2))
+    cases = ((128, 10, 1.0, 2.0), (33, 100, 0.5, 3.0), (5, 1000, 0.0, 2.0))
+    for (n, classes, weight, temperature), share in itertools.product(cases, (1.0, 0.3)):
+        method = DCIL(sparsity=0.5, steps=100, kl=weight, temperature=temperature, warmup=0.0, super_share=share)
+        rows = (n, count_samples(n, share))
+        p, s = ((3 * torch.randn(number, classes)).requires_grad_() for number in rows)
         y = torch.randint(classes, (n,))
         for ignored, target in ((None, y), (-100, torch.where(torch.arange(n) % 3 > 0, y, -100))):
             task = Objective(F.cross_entropy)

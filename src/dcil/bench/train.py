@@ -52,8 +52,11 @@ CASES = {
 
 @dataclass(frozen=True)
 class Row:
+    """``share``: the part of each batch that the further paths compute."""
+
     model: str
     method: str
+    share: float
     engine: str
     precision: str
     route: str
@@ -76,10 +79,16 @@ def random_data(case: Case) -> Dataset:
 
 
 def build(
-    case: Case, method: str, dataset: Dataset, device: torch.device, speed: EngineSettings, seed: int = 0
+    case: Case,
+    method: str,
+    dataset: Dataset,
+    device: torch.device,
+    speed: EngineSettings,
+    seed: int = 0,
+    share: float = 1.0,
 ) -> Trainer:
     """A trainer in the middle of its schedule."""
-    settings = {"warmup": 0.0} if method == "dcil" else {}
+    settings = {"warmup": 0.0, "super_share": share} if method == "dcil" else {}
     config = Config(
         dataset="cifar10", model=case.model, method=method, epochs=300, target_epoch=225, milestones=(150, 225),
         batch=case.batch, lr=0.01, seed=seed, settings=settings,
@@ -89,11 +98,13 @@ def build(
     return trainer
 
 
-def measure(case: Case, method: str, dataset: Dataset, device: torch.device, speed: EngineSettings) -> Row:
+def measure(
+    case: Case, method: str, dataset: Dataset, device: torch.device, speed: EngineSettings, share: float = 1.0
+) -> Row:
     """Prepare in a first epoch, then time the steps of a second one, then its evaluation."""
     settle(device)
     start = time.perf_counter()
-    trainer = build(case, method, dataset, device, speed)
+    trainer = build(case, method, dataset, device, speed, share=share)
     limit = None if speed.engine == "graph" else 40  # the plain loop is slow: some steps say enough
     run_steps(trainer, MIDDLE, limit and 10)
     trainer.engine.evaluate()
@@ -112,7 +123,7 @@ def measure(case: Case, method: str, dataset: Dataset, device: torch.device, spe
     kind = kind_of(trainer)
     kind = f"{kind}, low memory" if speed.low_memory else kind
     ms = 1000 * train_seconds / trainer.loader.steps
-    return Row(case.model, method, trainer.engine.name, speed.precision, kind, ms, whole, peak, prepared)
+    return Row(case.model, method, share, trainer.engine.name, speed.precision, kind, ms, whole, peak, prepared)
 
 
 def kind_of(trainer: Trainer) -> str:
@@ -193,33 +204,47 @@ def settle(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def plan(speeds: Sequence[EngineSettings]) -> list[tuple[str, EngineSettings]]:
-    """Which method with which engine."""
-    found = [(method, speed) for speed in speeds for method in ("dense", "dpf", "dcil")]
+def plan(speeds: Sequence[EngineSettings], shares: Sequence[float]) -> list[tuple[str, EngineSettings, float]]:
+    """Which method with which engine, and which share of each batch for DCIL's super net."""
+    methods = [("dense", 1.0), ("dpf", 1.0), *(("dcil", share) for share in shares)]
+    found = [(method, speed, share) for speed in speeds for method, share in methods]
     fast = [speed for speed in speeds if speed.engine == "graph"][:1]
-    return found + [("dcil", replace(speed, low_memory=True)) for speed in fast]
+    return found + [("dcil", replace(speed, low_memory=True), share) for speed in fast for share in shares]
 
 
-def run(names: Sequence[str], runs: Sequence[int], precision: str, device: torch.device, out: Path) -> None:
+def run(
+    names: Sequence[str],
+    runs: Sequence[int],
+    shares: Sequence[float],
+    engines: Sequence[str],
+    precision: str,
+    device: torch.device,
+    out: Path,
+) -> None:
     """Measure, print, write."""
     console = Console()
-    speeds = [EngineSettings(engine, precision).on(device) for engine in ("eager", "graph")]
+    speeds = [EngineSettings(engine, precision).on(device) for engine in engines]
     rows: list[Row] = []
     found: dict[str, Any] = {"environment": environment(device), "parallel": {}}
     for name in names:
         case = CASES[name]
         dataset = random_data(case)
-        for method, speed in plan(speeds):
-            rows.append(measure(case, method, dataset, device, speed))
-            console.print(f"{name} {method} {rows[-1].engine} {rows[-1].route}: {rows[-1].ms_per_step:.3f} ms")
-        if name == names[0] and device.type == "cuda":
+        for method, speed, share in plan(speeds, shares):
+            rows.append(measure(case, method, dataset, device, speed, share))
+            row = rows[-1]
+            console.print(f"{name} {called(row)} {row.engine} {row.route}: {row.ms_per_step:.3f} ms")
+        if name == names[0] and device.type == "cuda" and runs:
             found["selection"] = selection(device)
-            shared_gpu = {n: replace(speeds[1], shared_gpu=n > 1) for n in runs}
+            shared_gpu = {n: replace(speeds[-1], shared_gpu=n > 1) for n in runs}
             found["parallel"] = {n: parallel(case, dataset, device, shared_gpu[n], n) for n in runs}
         found["rows"] = [asdict(row) for row in rows]
         write_output_text(out, json.dumps(found, indent=1) + "\n")
     show(console, rows, found)
     console.print(f"written: {out}", highlight=False)
+
+
+def called(row: Row) -> str:
+    return row.method if row.share == 1 else f"{row.method}, share {row.share:g}"
 
 
 def show(console: Console, rows: Sequence[Row], found: dict[str, Any]) -> None:
@@ -228,7 +253,7 @@ def show(console: Console, rows: Sequence[Row], found: dict[str, Any]) -> None:
         dense = next(r for r in rows if (r.model, r.engine, r.method) == (row.model, row.engine, "dense"))
         ratio = f"{row.ms_per_step / dense.ms_per_step:.2f}"
         numbers = (f"{row.ms_per_step:.3f}", ratio, f"{row.epoch_seconds:.3f}", f"{row.peak_gib:.2f}")
-        table.add_row(row.model, f"{row.engine} {row.precision}", row.route, row.method, *numbers)
+        table.add_row(row.model, f"{row.engine} {row.precision}", row.route, called(row), *numbers)
     console.print(table)
     for n, ms in found["parallel"].items():
         console.print(f"{n} DCIL runs at once: {ms:.3f} ms per run and step", highlight=False)

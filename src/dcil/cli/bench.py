@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dcil.bench import loops, step, train
 from dcil.cli.bench_infer import bench_infer
-from dcil.cli.parser import Parser, device, each_up_to, filepath, up_to
+from dcil.cli.parser import Parser, device, each_up_to, filepath, number, up_to
 from dcil.errors import UserError, unknown
 from dcil.runs.outputs import check_output
 
@@ -33,8 +34,10 @@ def bench_train(words: Sequence[str]) -> int:
         help="dcil: what `dcil train` does; own: a loop by hand in torch, compiled, and with dcil.make_step",
     )
     parser.add_argument(
-        "--parallel", type=each_up_to(64), default=(1, 2, 4, 8), help="numbers of runs at once (1,2,4,8)"
+        "--parallel", type=numbers_of_runs, default=(1, 2, 4, 8), help="numbers of runs at once, or none (1,2,4,8)"
     )
+    parser.add_argument("--shares", type=shares, default=(1.0,), help="values of DCIL's super_share, as 1,0.25 (1)")
+    parser.add_argument("--engines", default="eager,graph", help="which engines (eager,graph)")
     parser.add_argument("--precision", default="auto", help="fp32, tf32 or bf16 (auto: bf16 on CUDA)")
     parser.add_argument("--loops", default=",".join(loops.ALL), help="with --loop own: which (all)")
     parser.add_argument("--calls", type=up_to(10_000), default=32, help="with --loop own: steps of a round (32)")
@@ -44,8 +47,9 @@ def bench_train(words: Sequence[str]) -> int:
     check_output(args.out)
     cases = loops.CASES if args.loop == "own" else train.CASES
     names = args.models.split(",") if args.models else list(cases) if args.loop == "own" else ["resnet20"]
-    chosen = args.loops.split(",")
-    for kind, given, allowed in (("model", names, cases), ("loop", chosen, loops.ALL)):
+    chosen, engines = args.loops.split(","), args.engines.split(",")
+    allowed_names = (("model", names, cases), ("loop", chosen, loops.ALL), ("engine", engines, ("eager", "graph")))
+    for kind, given, allowed in allowed_names:
         for name in given:
             if name not in allowed:
                 raise unknown(kind, name, allowed)
@@ -54,8 +58,21 @@ def bench_train(words: Sequence[str]) -> int:
     if args.loop == "own":
         loops.run(names, chosen, args.device, args.out, args.calls, rounds=5)
     else:
-        train.run(names, args.parallel, args.precision, args.device, args.out)
+        train.run(names, args.parallel, args.shares, engines, args.precision, args.device, args.out)
     return 0
+
+
+def numbers_of_runs(text: str) -> tuple[int, ...]:
+    """Read comma-separated numbers of runs, or none."""
+    return () if text == "none" else each_up_to(64)(text)
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """Read comma-separated shares of a batch."""
+    found = tuple(map(number, text.split(",")))
+    if not all(0 < share <= 1 for share in found):
+        raise argparse.ArgumentTypeError(f"must be > 0 and <= 1, got {text}")
+    return found
 
 
 BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {

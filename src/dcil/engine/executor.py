@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from dcil import SparseNet
+from dcil.batch_share import first_samples
 
 #: Path -> what the network returns.
 Outputs = dict[str, Any]
@@ -37,13 +38,18 @@ class Inputs:
         found = self.args[0] if len(self.args) == 1 and not self.kwargs else None
         return found if isinstance(found, Tensor) else None
 
+    def first(self, share: float) -> Inputs:
+        """The same for a share of the batch."""
+        return Inputs(*first_samples(self.args, self.kwargs, share))
+
 
 class Executor(Protocol):
     def begin(self) -> None:
         """Called before the first path of a step, when the weights are final."""
 
     def outputs(self, inputs: Inputs, paths: Iterable[str], track: bool = True) -> Outputs:
-        """Return the outputs of the paths; without ``track`` the running statistics do not change."""
+        """Return the outputs of the paths, each of its share of the batch; without ``track`` the running statistics
+        do not change."""
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of ``loss`` to those before it in this step."""
@@ -109,9 +115,10 @@ class EagerExecutor:
     def begin(self) -> None: ...
 
     def outputs(self, inputs: Inputs, paths: Iterable[str], track: bool = True) -> Outputs:
+        seen = {path: inputs.first(self.net.method.share(path)) for path in paths}
         if track:
-            return {path: self.net.path(path, *inputs.args, **inputs.kwargs) for path in paths}
-        return {path: self.untracked(path, inputs) for path in paths}
+            return {path: self.net.path(path, *own.args, **own.kwargs) for path, own in seen.items()}
+        return {path: self.untracked(path, own) for path, own in seen.items()}
 
     def untracked(self, path: str, inputs: Inputs) -> Any:
         """Return the path's output computed with copies of its buffers and attributes."""

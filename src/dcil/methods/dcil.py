@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from dcil import views
-from dcil.distillation import Distance, MutualDistillation, distill_both_ways
-from dcil.errors import UserError
+from dcil.distillation import Distance, MutualDistillation, choose_distance, distill_both_ways
 from dcil.granularity import NM, Filter, Granularity, Weight
 from dcil.method import Method
 from dcil.task import Objective, Task
@@ -33,6 +32,8 @@ class DCIL(Method):
                   (student, teacher) -> scalar, which gets every position; None is "softmax" for cross-entropy,
                   other tasks must say
     class_dim     the dimension of the classes in the logits; None finds it by the classifier's outputs
+    super_share   part of each batch, its first samples, that the super net computes and the KL terms take; each loss is
+                  a mean over its own samples, so that the gradient keeps its expectation. The paper: 1
 
     Against the authors' code: exactly floor(s * n) weights go, not one more; the teacher's probabilities are not
     shifted by 1e-7, log-softmax being finite; the super net's classifier begins as a copy of the pruned net's.
@@ -43,6 +44,7 @@ class DCIL(Method):
     warmup: float = 70 / 300
     distill: str | Distance | None = None
     class_dim: int | None = None
+    super_share: float = 1.0
 
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.kept, "super": views.revived}
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, Filter, NM)
@@ -54,24 +56,32 @@ class DCIL(Method):
         self.require("warmup", 0 <= self.warmup <= 1, ">= 0 and <= 1", "the part of the steps without KL terms")
         known = self.distill is None or callable(self.distill)
         known = known or (isinstance(self.distill, str) and self.distill in ("softmax", "sigmoid", "mse"))
+        self.require("super_share", 0 < self.super_share <= 1, "> 0 and <= 1", "1: the super net computes every sample")
+        self.require("class_dim", self.class_dim != 0 or self.super_share == 1, "1 or -1 with a super_share")
         self.require("distill", known, "'softmax', 'sigmoid', 'mse' or a function (student, teacher) -> scalar")
 
     def kl_at(self, step: int) -> float:
         """The weight of the KL terms in the step that follows ``step`` others."""
         return self.kl if self.warmup < 1 and step >= round(self.warmup * self.steps) else 0.0
 
+    def share(self, path: str) -> float:
+        return self.super_share if path == "super" else 1.0
+
     def loss_key(self, step: int) -> MutualDistillation:
         return MutualDistillation(self.kl_at(step), self.temperature, self.distill or "softmax")
 
     def loss(self, outputs: Mapping[str, Any], target: Any, task: Task, step: int) -> Tensor:
         task = Objective.of(task).with_class_dim(self.class_dim)
+        self.require("super_share", self.super_share == 1 or task.reduction != "sum", "1", "where the task sums")
         if not self.kl:
             return super().loss(outputs, target, task, step)
         # Checked from the first step on, not when the warm-up ends.
-        weight, kind = self.kl_at(step), self.distillation_of(task)
+        weight, kind = self.kl_at(step), choose_distance(task, self.distill, type(self).__name__)
         p, s = (task.logits(outputs[path]) for path in ("pruned", "super"))
         dim = task.find_class_dim(p, target) if kind == "softmax" else None
         counted = task.counted(p, dim, target)
+        if len(s) < len(p):
+            p, counted = p[: len(s)], None if counted is None else counted[: len(s)]
         loss = super().loss(outputs, target, task, step)
         task.parts["kl_weight"] = weight
         if not weight:
@@ -79,13 +89,3 @@ class DCIL(Method):
         kl = weight * distill_both_ways(p, s, kind, self.temperature, dim, counted, task.reduction)
         task.parts["loss/kl"] = kl.detach()
         return loss + kl
-
-    def distillation_of(self, task: Objective) -> str | Distance:
-        """What the KL terms compare: as asked for, or as the task says; softmax only if it is a cross-entropy."""
-        if kind := self.distill or task.argument("distill", None) or ("softmax" if task.is_cross_entropy else None):
-            return kind
-        name = task.function or getattr(task.task, "__name__", type(task.task).__name__)
-        raise UserError(
-            f"DCIL: distill must say what the KL terms compare when the task is {name}, got None ('softmax' for "
-            "classes, 'sigmoid' for binary and multi-label, 'mse' for regression; kl=0 trains without them)"
-        )

@@ -59,7 +59,8 @@ def choose_fused(net: SparseNet, optimizer: Optimizer, settings: EngineSettings,
     narrow = widest(net.model) <= NARROW
     # A narrow path is faster on its own stream, unless other runs share the GPU: then fewer launches count.
     stack = settings.executor == "stacked" or (settings.executor == "auto" and narrow and settings.shared_gpu)
-    if stack and not settings.low_memory and len(paths) > 1:
+    alike = len({net.method.share(path) for path in paths}) == 1
+    if stack and alike and not settings.low_memory and len(paths) > 1:
         groups.insert(0, [paths])
     side_streams = not settings.shared_gpu and (narrow or len(paths) == 1)
     dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32

@@ -17,7 +17,8 @@ from dcil.engine.streams import Streams
 
 
 class FusedExecutor:
-    """Runs fused programs, one per stream: all paths stacked in one program, or one program for each."""
+    """Runs fused programs, one per stream: one program for each path, or all paths stacked in one, if all compute the
+    same share of the batch."""
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class FusedExecutor:
         model: TracedModel,
     ) -> None:
         self.flat = flat
+        self.shares = {group: net.method.share(group[0]) for group in groups}
         self.side_streams = {group: SideStream(flat.device, side_streams) for group in groups}
         self.programs: dict[tuple[str, ...], Program] = {
             group: Rewriter(net, model, flat, group, dtype, self.side_streams[group]).build() for group in groups
@@ -44,11 +46,12 @@ class FusedExecutor:
                     program.weights.load()
 
     def outputs(self, inputs: Inputs, paths: Iterable[str], track: bool = True) -> Outputs:
-        wanted, found, x = set(paths), Outputs(), inputs.only
-        assert x is not None
+        wanted, found = set(paths), Outputs()
         with self.streams.forked() as on:
             for group, program in self.programs.items():
                 if wanted & set(group):
+                    x = inputs.first(self.shares[group]).only
+                    assert x is not None
                     with on(group):
                         found |= program(x, track)
         return found
@@ -61,11 +64,13 @@ class FusedExecutor:
     def evaluate(self, x: Tensor) -> Outputs:
         """Return the outputs of all paths, computed with the running statistics."""
         self.begin()
-        for program in self.programs.values():
-            program.run.eval()
-        found = self.outputs(Inputs((x,)), {path for group in self.programs for path in group})
-        for program in self.programs.values():
-            program.run.train()
+        found = Outputs()
+        with self.streams.forked() as on:
+            for group, program in self.programs.items():
+                program.run.eval()
+                with on(group):
+                    found |= program(x)
+                program.run.train()
         return found
 
     def backward(self, loss: Tensor) -> None:

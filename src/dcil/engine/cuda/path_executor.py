@@ -57,7 +57,8 @@ class PathExecutor:
             for path in paths:
                 with on(path):
                     tensors = self.aliases[path], self.besides(path, track), self.net.masks
-                    found[path] = self.functions[path](*tensors, inputs.args, dict(inputs.kwargs))
+                    own = inputs.first(self.net.method.share(path))
+                    found[path] = self.functions[path](*tensors, own.args, dict(own.kwargs))
         return found
 
     def besides(self, path: str, track: bool) -> Tensors:

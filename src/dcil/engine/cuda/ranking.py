@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from dcil import Global, Magnitude, SparseNet, StepContext, Weight
+from dcil.declared import Selection
 from dcil.engine import kernels
 from dcil.engine.cuda.flat import FlatParameters, view_at
-from dcil.method import Selection
 from dcil.selection import kth_smallest_key
 
 LAST = 2**31 - 1
