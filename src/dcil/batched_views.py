@@ -65,11 +65,14 @@ class _Views(Function):
         ctx.paths, ctx.masks = paths, masks
         ctx.set_materialize_grads(False)
         found: list[Tensor] = []
+        # On a GPU a 0 is a kernel of its own.
+        zeros = {dtype: weights[0].new_zeros((), dtype=dtype) for dtype in {weight.dtype for weight in weights}}
         for view in paths:
             if view in (views.revived, views.whole):
                 found += [weight.view_as(weight) for weight in weights]
             else:
-                found += [torch.where(mask, weight, 0) for weight, mask in zip(weights, masks, strict=True)]
+                pairs = zip(weights, masks, strict=True)
+                found += [torch.where(mask, weight, zeros[weight.dtype]) for weight, mask in pairs]
         return tuple(found)
 
     @staticmethod

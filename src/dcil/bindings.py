@@ -7,6 +7,7 @@ again when a module or a parameter was exchanged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -27,6 +28,7 @@ class Bindings:
         self._tables = [table for module in modules for table in (module._modules, module._parameters)]
         self._held = list(chain.from_iterable(map(dict.values, self._tables)))
         self._ids = [id(found) for found in self._held]  # held, so that no other object gets their number
+        self._settled = False
         self.places: dict[str, list[Place]] = {}
         for name, place in places_of(net.model):
             self.places.setdefault(net._tied_names.get(name, name), []).append(place)
@@ -48,7 +50,16 @@ class Bindings:
 
     def current(self) -> bool:
         """Whether every module and every parameter is the one that it was."""
-        return list(map(id, chain.from_iterable(map(dict.values, self._tables)))) == self._ids
+        return self._settled or list(map(id, chain.from_iterable(map(dict.values, self._tables)))) == self._ids
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """While open, in a pass through all paths, ``current`` need not be asked again."""
+        self._settled = True
+        try:
+            yield
+        finally:
+            self._settled = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a copy of the net looks up its own

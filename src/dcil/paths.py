@@ -55,8 +55,7 @@ class Paths(nn.Module):
         wiring.check_model(model, Paths)
         if any(map(is_sharded, model.parameters())):
             fsdp.check_method(method)
-        self.method = method
-        self.model = method.prepare(model)
+        self.method, self.model = method, method.prepare(model)
         self._partition = divide(self.model, method, prunable, private, classifier)
         self._masks, self._state = Nested(), Nested()
         for name in self._partition.prunable:
@@ -88,7 +87,8 @@ class Paths(nn.Module):
         """In training: {path name: its output}. In evaluation: the pruned path's plain output."""
         paths = list(self.method.paths) if self.training else ["pruned"]
         views, share = self.views(paths), self.method.share
-        outputs = {p: self._output(p, views.get(p), *first_samples(args, kwargs, share(p))) for p in paths}
+        with self.bindings.settled():
+            outputs = {p: self._output(p, views.get(p), *first_samples(args, kwargs, share(p))) for p in paths}
         return outputs if self.training else outputs["pruned"]
 
     def path(self, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -150,7 +150,7 @@ class Step:
                 self.net, self.optimizer, self.settings, self.parallel, self.counted_on_host, self.settings.compiler
             )
         self.eager_window = self.recorded is None
-        if self.eager_window:
+        if self.eager_window or first:
             self.optimizer.zero_grad()
 
     def replay(self, batch: Batch, last: bool) -> Tensor:

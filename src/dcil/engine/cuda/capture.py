@@ -35,6 +35,12 @@ class GraphRecorder:
             here.wait_stream(self.stream)
         return found
 
+    def release_cache(self) -> None:
+        """Give back the memory that work which was not recorded has left in torch's cache: a recording cannot use it."""
+        if self.stream is not None:
+            with PROCESS_LOCK:  # this waits for the device, which another thread's recording does not survive
+                torch.cuda.empty_cache()
+
     def capture(self, work: Callable[[], Any]) -> Recording:
         """Record ``work``, which must have run before; does not execute it or wait. Without CUDA a replay does it."""
         if self.stream is None:
@@ -79,8 +85,16 @@ class Recordings:
         done = self.done[key] = self.done.get(key, 0) + 1
         if done <= WARM_UPS and self.recorder.stream is not None:
             return self.recorder.run(work)
+        self.recorder.release_cache()
         self.kept[key] = self.recorder.capture(work)
         return self.kept[key]()
+
+    def forget(self, stale: Callable[[Any], bool]) -> None:
+        """Drop the recordings with ``stale`` keys, and the memory that they hold."""
+        if keys := [key for key in self.kept if stale(key)]:
+            for key in keys:
+                del self.kept[key], self.done[key]
+            self.recorder.release_cache()
 
 
 @contextmanager

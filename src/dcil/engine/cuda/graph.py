@@ -71,7 +71,7 @@ class GraphEngine:
             executor, update = choose(net, self.optimizer, settings, Inputs((x,)), self.diverged_step)
             move_steps(self.optimizer, self.loader.device)
             flat = executor.flat if isinstance(executor, FusedExecutor) else None
-            net.hooks = RecordedHooks(net, flat, self.recorder)
+            net.hooks = RecordedHooks(net, flat)
             loss = recorded_loss(net, self.loss, self.rows, getattr(executor, "backend", None))
             clip = self.step_settings.clip_norm
             self.step = TrainingStep(net, self.optimizer, executor, update, loss, settings.low_memory, clip)
@@ -101,7 +101,8 @@ class GraphEngine:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate(i)
             step.update.set_rates()
-            key = ("train", size, self.net.method.loss_key(self.net.steps_done))
+            key = ("train", size, loss := self.net.method.loss_key(self.net.steps_done))
+            self.recordings.forget(lambda old, loss=loss: old[0] == "train" and old[2] != loss)  # type: ignore[misc]
             self.recordings.run(key, partial(self.train_on, step, size))
             yield self.net.count_step(self.optimizer)
             if (i + 1) % CHECK_EVERY == 0:

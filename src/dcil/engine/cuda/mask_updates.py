@@ -20,10 +20,13 @@ class RecordedHooks:
     ``after_step`` is part of the recorded step. The first mask update with a key runs operation by operation, the
     second is recorded, the others are replayed. A ranking by magnitude takes the number of pruned weights from the
     device, so that one recording serves for all; of other updates the sparsity is part of the key.
+
+    The recorder is not that of the steps: recordings of one reuse memory, and an update must overwrite neither the
+    gradients that it reads nor what the step has left for the user.
     """
 
-    def __init__(self, net: SparseNet, flat: FlatParameters | None, recorder: GraphRecorder) -> None:
-        self.net, self.recorder = net, recorder
+    def __init__(self, net: SparseNet, flat: FlatParameters | None) -> None:
+        self.net, self.recorder = net, GraphRecorder(net.first_mask.device)
         ranked = is_global_magnitude(net, net.method.update_key(net.steps_done))
         self.ranking = Ranking(net, flat) if ranked else None
         self.records_after_step = True

@@ -58,8 +58,13 @@ class PathExecutor:
                 with on(path):
                     tensors = self.aliases[path], self.besides(path, track), self.net.masks
                     own = inputs.first(self.net.method.share(path))
-                    found[path] = self.functions[path](*tensors, own.args, dict(own.kwargs))
+                    found[path] = self.functions[path](*tensors, own.args, dict(own.kwargs), self.precision())
         return found
+
+    def precision(self) -> torch.dtype | None:
+        """Return what the autocast context around the step computes in; None if there is none."""
+        kind = self.net.first_mask.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
     def besides(self, path: str, track: bool) -> Tensors:
         """Return what a path reads besides what it trains; copies of the buffers without ``track``."""
@@ -78,7 +83,7 @@ class PathExecutor:
         grads = torch.autograd.grad(loss, list(owners), allow_unused=True)
         for owner, grad in zip(owners.values(), grads, strict=True):
             if grad is not None:
-                self.found.setdefault(owner, []).append(grad)
+                self.found.setdefault(owner, []).append(laid_out_as(owner, grad))
 
     def finish(self) -> Gradients:
         """Give every parameter the sum of its gradients; None where the loss does not depend on it."""
@@ -94,18 +99,31 @@ class PathExecutor:
         return found
 
 
+def laid_out_as(owner: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient with the strides of what it belongs to, which ``backward()`` would see to: optimizers that
+    update all parameters in one kernel ask for it."""
+    if grad.layout is not torch.strided or grad.stride() == owner.stride():
+        return grad
+    seen = [(a, b) for a, b, size in zip(grad.stride(), owner.stride(), owner.shape, strict=True) if size > 1]
+    if all(a == b for a, b in seen):  # the others are told apart by name alone
+        return grad.as_strided(owner.shape, owner.stride())
+    return torch.empty_like(owner, dtype=grad.dtype).copy_(grad)
+
+
 def path_function(net: SparseNet, path: str) -> Callable[..., Any]:
     """Return what computes the output of ``path`` from its own tensors, those that it only reads, and the masks."""
-    layers, tied, method = net.layers, net._tied_names, net.method
+    layers, tied, method, kind = net.layers, net._tied_names, net.method, net.first_mask.device.type
     buffers = [name for name, _ in net.model.named_buffers()]
 
-    def run(own: Tensors, besides: Tensors, masks: Tensors, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(own: Tensors, besides: Tensors, masks: Tensors, args: Any, kwargs: Any, half: torch.dtype | None) -> Any:
         given = besides | own
         for layer in layers:
             now = replace(layer, weight=own[layer.name], mask=masks[layer.name])  # type: ignore[arg-type]
             given[layer.name] = method.view(path, now, net.state)
         seen = given | {name: given[first] for name, first in tied.items() if first in given}
-        output = functional_call(net.model, seen, args, kwargs, tie_weights=False)
+        # Said once more, because compilers before torch 2.12 keep code on disk without the dtype of a context around it.
+        with torch.autocast(kind, half, enabled=half is not None, cache_enabled=False):
+            output = functional_call(net.model, seen, args, kwargs, tie_weights=False)
         for name in buffers:
             if seen[name] is not given[name]:  # the module has put another tensor in its place
                 given[name].copy_(seen[name].detach())

@@ -95,6 +95,7 @@ class RecordedLoop:
 
     def record(self, key: Hashable, batch: Batch, last: bool) -> Result:
         """Take a step whose computation is new: the first times as it is, then recorded."""
+        self.recordings.forget(lambda old: old[2] != self.net.method.loss_key(self.net.steps_done))
         with self.checked():
             step = self.step or self.prepare(batch)
             step.update.set_rates()
@@ -138,7 +139,8 @@ class RecordedLoop:
         with PROCESS_LOCK:
             executor, update = choose(net, self.optimizer, self.engine_settings(), batch.inputs, diverged)
             flat = executor.flat if isinstance(executor, FusedExecutor) else None
-            net.hooks = self.hooks = RecordedHooks(net, flat, self.recorder)
+            net.hooks = self.hooks = RecordedHooks(net, flat)
+            self.averaging = Recordings(self.hooks.recorder)
             self.hooks.records_after_step = self.eager_optimizer is None
             if settings.scaler is not None:
                 executor = Scaling(executor, settings.scaler)
@@ -252,7 +254,7 @@ class RecordedLoop:
         if ema is None:
             return
         self.weight.fill_(ema.next_weight())
-        self.recordings.run("average", partial(ema.average, self.weight))
+        self.averaging.run("average", partial(ema.average, self.weight))
         ema.net.take_position(self.net)
 
     def share_buffers(self) -> None:
