@@ -9,6 +9,7 @@ import itertools
 import sys
 from collections.abc import Iterable
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -158,15 +159,29 @@ def selection() -> None:
             found = kernels.select.smallest_key(keys, number).tolist()
             assert found == [int(ordered[k - 1]), int((ordered[k:] == ordered[k - 1]).sum())]
             assert int(kth_smallest_key(keys, number)) == int(ordered[k - 1])
-    for keys in (torch.randn(5000).square().view(torch.int32), torch.randint(50, (5000,)).int()):
-        place, old = torch.randperm(5000).int(), torch.rand(5000) < 0.5
-        order = sorted(range(5000), key=lambda i: (int(keys[i]), -int(place[i])))
-        for pruned in (1, 2345, 5000):
-            new, masks = torch.ones(5000, dtype=torch.bool), old.clone()
-            new[order[:pruned]] = False
-            changes = kernels.select.keep_largest(keys, place, torch.tensor(pruned), masks)
-            assert torch.equal(masks, new)
-            assert changes.tolist() == [int((new & ~old).sum()), int((old & ~new).sum())]
+    windows, narrow = [], kernels.window.narrow
+
+    def noted(*given) -> kernels.window.Window:
+        windows.append(narrow(*given))
+        return windows[-1]
+
+    for keys in (torch.randn(1500).square().view(torch.int32), torch.randint(4, (1500,)).int()):
+        for place, many in ((torch.randperm(1500).int(), 2**22), (torch.randperm(1500).int(), 1), (None, 1)):
+            old = torch.rand(1500) < 0.5
+            ranks = torch.arange(1500) if place is None else place
+            order = sorted(range(1500), key=lambda i: (int(keys[i]), -int(ranks[i])))
+            for pruned in (1500,) if place is None else (1, 700):
+                new, masks = torch.ones(1500, dtype=torch.bool), old.clone()
+                new[order[:pruned]] = False
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(kernels.select, "MANY", many)
+                    patch.setattr(kernels.window, "STRIDE", 1)
+                    patch.setattr(kernels.window, "narrow", noted)
+                    changes = kernels.select.keep_largest(keys, place, torch.tensor(pruned), masks)
+                assert torch.equal(masks, new)
+                assert changes.tolist() == [int((new & ~old).sum()), int((old & ~new).sum())]
+    inside = [int(window.k_inside) > 0 for window in windows]
+    assert len(windows) == 6 and any(inside) and not all(inside)  # many ties overflow the window
 
 
 def loss() -> None:

@@ -36,7 +36,7 @@ class GraphRecorder:
         return found
 
     def release_cache(self) -> None:
-        """Give back the memory that work which was not recorded has left in torch's cache: a recording cannot use it."""
+        """Give back what work that was not recorded has left in torch's cache: a recording cannot use it."""
         if self.stream is not None:
             with PROCESS_LOCK:  # this waits for the device, which another thread's recording does not survive
                 torch.cuda.empty_cache()

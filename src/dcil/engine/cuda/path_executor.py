@@ -121,7 +121,7 @@ def path_function(net: SparseNet, path: str) -> Callable[..., Any]:
             now = replace(layer, weight=own[layer.name], mask=masks[layer.name])  # type: ignore[arg-type]
             given[layer.name] = method.view(path, now, net.state)
         seen = given | {name: given[first] for name, first in tied.items() if first in given}
-        # Said once more, because compilers before torch 2.12 keep code on disk without the dtype of a context around it.
+        # Said once more: before torch 2.12 compiled code is found on disk without the dtype of a context around it.
         with torch.autocast(kind, half, enabled=half is not None, cache_enabled=False):
             output = functional_call(net.model, seen, args, kwargs, tie_weights=False)
         for name in buffers:

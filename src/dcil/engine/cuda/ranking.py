@@ -20,15 +20,16 @@ class Ranking:
     """Updates the masks exactly as ``Method.update_masks`` does, ties included.
 
     The masks become views of one flat tensor. ``tie_order`` has each weight's index in layer order, by which ties are
-    broken, and LAST for padding. Weights that are not flat themselves are gathered for each update.
+    broken, and LAST for padding; None: the flat order is that. Weights that are not flat are gathered for each update.
     """
 
     def __init__(self, net: SparseNet, flat: FlatParameters | None) -> None:
         self.net, self.flat, device = net, flat, net.first_mask.device
         self.size = sum(layer.weight.numel() for layer in net.layers)
         self.gaps = torch.zeros(0, dtype=torch.long, device=device)
+        self.tie_order: Tensor | None
         if flat is None:
-            self.tie_order = torch.cat([numbers.reshape(-1) for numbers in numbered(net)])
+            self.tie_order = None if in_order(net) else torch.cat([numbers.reshape(-1) for numbers in numbered(net)])
             self.masks = gathered_masks(net)
         else:
             self.masks, self.tie_order = flat.masks, tie_order(net, flat)
@@ -64,7 +65,7 @@ class Ranking:
         """Return the magnitudes as order-preserving integers; padding sorts last."""
         if self.flat is None:
             weights = torch.cat([layer.weight.detach().reshape(-1) for layer in self.net.layers])
-            return weights.float().abs().view(torch.int32)
+            return weights.float().abs_().view(torch.int32)
         scores = self.flat.weights[: self.flat.prunable_size].abs()
         return scores.index_fill_(0, self.gaps, torch.inf).view(torch.int32)
 
@@ -74,8 +75,10 @@ class Ranking:
         threshold = kth_smallest_key(keys, self.pruned)
         above, tied = keys > threshold, keys == threshold
         ties_kept = keys.numel() - self.pruned - above.sum()
-        last = kth_smallest_key(torch.where(tied, self.tie_order, LAST), ties_kept)
-        return above | (tied & (self.tie_order <= last) & (ties_kept > 0))
+        order = self.tie_order
+        order = torch.arange(keys.numel(), dtype=torch.int32, device=keys.device) if order is None else order
+        last = kth_smallest_key(torch.where(tied, order, LAST), ties_kept)
+        return above | (tied & (order <= last) & (ties_kept > 0))
 
 
 def numbered(net: SparseNet) -> Iterator[Tensor]:
@@ -85,6 +88,11 @@ def numbered(net: SparseNet) -> Iterator[Tensor]:
         numbers = torch.arange(layer.weight.numel(), dtype=torch.int32, device=layer.weight.device)
         yield Weight().mask(layer, numbers + done)
         done += layer.weight.numel()
+
+
+def in_order(net: SparseNet) -> bool:
+    """Return whether the weights lie in memory in the order by which ties are broken."""
+    return all(bool((numbers.reshape(-1).diff() == 1).all()) for numbers in numbered(net))
 
 
 def tie_order(net: SparseNet, flat: FlatParameters) -> Tensor:

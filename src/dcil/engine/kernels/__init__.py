@@ -11,6 +11,6 @@ import importlib.util
 AVAILABLE = importlib.util.find_spec("triton") is not None
 
 if AVAILABLE:
-    from dcil.engine.kernels import conv, crop, division, loss, norm, pool, select, sgd, views
+    from dcil.engine.kernels import conv, crop, division, loss, norm, pool, select, sgd, views, window
 
-__all__ = ["AVAILABLE", "conv", "crop", "division", "loss", "norm", "pool", "select", "sgd", "views"]
+__all__ = ["AVAILABLE", "conv", "crop", "division", "loss", "norm", "pool", "select", "sgd", "views", "window"]

@@ -20,6 +20,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 
+FEW = 4096  # images
+
 
 @triton.jit
 def _log_softmax(logits, mask):
@@ -44,11 +46,12 @@ def _path_loss(logits, teacher_logits, is_target, mask, kl, temperature):
 # for each image r that counts, of which the first num_shared have an s:
 #     loss[:, r] = (CE(p[r]) / images, CE(s[r]) / shared, kl T^2 (KL(s || p; T) + KL(p || s; T)) / shared)
 #     dp[r], ds[r] = the gradients of their sum, each path's teacher constant
-# COUNTED: images whose target is ``ignored`` do not count, and count_ptr has the numbers of those that do.
+# COUNTED: images whose target is ``ignored`` do not count. count_ptr has the numbers of those that do, unless every
+# program COUNTS_ITSELF: that is quicker than three more kernels while there are few.
 @triton.jit
 def _dcil_loss_kernel(p_ptr, s_ptr, target_ptr, count_ptr, loss_ptr, dp_ptr, ds_ptr, num_rows, num_shared, num_classes,
-                      ignored, kl, temperature, COUNTED: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-                      BLOCK_CLASSES: tl.constexpr):  # fmt: skip
+                      ignored, kl, temperature, COUNTED: tl.constexpr, COUNTS_ITSELF: tl.constexpr,
+                      BLOCK_ROWS: tl.constexpr, BLOCK_CLASSES: tl.constexpr):  # fmt: skip
     rows, classes = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_CLASSES)
     row_mask = rows < num_rows
     mask = row_mask[:, None] & (classes < num_classes)[None, :]
@@ -62,7 +65,15 @@ def _dcil_loss_kernel(p_ptr, s_ptr, target_ptr, count_ptr, loss_ptr, dp_ptr, ds_
     target = tl.load(target_ptr + rows, mask=row_mask, other=0)
     is_target = classes[None, :] == target[:, None]
     images, shared = num_rows * 1.0, num_shared * 1.0
-    if COUNTED:
+    if COUNTS_ITSELF:
+        num_counted, num_counted_shared = num_rows * 0, num_rows * 0
+        for start in range(0, num_rows, 1024):
+            every = start + tl.arange(0, 1024)
+            counted = tl.load(target_ptr + every, mask=every < num_rows, other=ignored) != ignored
+            num_counted += tl.sum(counted.to(tl.int32), 0)
+            num_counted_shared += tl.sum((counted & (every < num_shared)).to(tl.int32), 0)
+        images, shared = tl.maximum(num_counted, 1) * 1.0, tl.maximum(num_counted_shared, 1) * 1.0
+    elif COUNTED:
         images, shared = tl.maximum(tl.load(count_ptr), 1) * 1.0, tl.maximum(tl.load(count_ptr + 1), 1) * 1.0
     # The gradient of p is divided by all images, the part of its KL term by the shared ones; on a GPU the quotient of
     # equal numbers need not be 1.
@@ -90,20 +101,25 @@ class _Loss(Function):
         block_classes = triton.next_power_of_2(num_classes)
         block_rows = max(1, min(16, 4096 // block_classes))
         losses = torch.empty(3, num_rows, device=p.device)
-        dp, ds = (torch.empty(len(rows), num_classes, device=p.device) for rows in (p, s))
-        counts = target if ignored is None else count_targets(target, len(s), ignored)
+        dtype = p.dtype if p.dtype == s.dtype else torch.float32
+        gradients = torch.empty(num_rows + len(s), num_classes, dtype=dtype, device=p.device)  # of both paths
+        itself = ignored is not None and num_rows <= FEW
+        counts = target if ignored is None or itself else count_targets(target, len(s), ignored)
         _dcil_loss_kernel[(triton.cdiv(num_rows, block_rows),)](
-            p.contiguous(), s.contiguous(), target, counts, losses, dp, ds, num_rows, len(s), num_classes, ignored or 0,
-            kl, temperature, COUNTED=ignored is not None, BLOCK_ROWS=block_rows, BLOCK_CLASSES=block_classes,
+            p.contiguous(), s.contiguous(), target, counts, losses, gradients, gradients[num_rows:], num_rows, len(s),
+            num_classes, ignored or 0, kl, temperature, COUNTED=ignored is not None, COUNTS_ITSELF=itself,
+            BLOCK_ROWS=block_rows, BLOCK_CLASSES=block_classes,
         )  # fmt: skip
-        ctx.save_for_backward(dp, ds)
-        ctx.dtypes = p.dtype, s.dtype
+        ctx.save_for_backward(gradients)
+        ctx.rows, ctx.dtypes = (num_rows, len(s)), (p.dtype, s.dtype)
         ctx.mark_non_differentiable(losses)
         return losses.sum(), losses
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        dp, ds = ((d * grad).to(dtype) for d, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True))
+        (gradients,) = ctx.saved_tensors
+        parts = (gradients * grad).split(ctx.rows)
+        dp, ds = (part.to(dtype) for part, dtype in zip(parts, ctx.dtypes, strict=True))
         return dp, ds, None, None, None, None
 
 
