@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from dcil import DCIL, DPF, METHODS, OBS, Method, SparseNet, Weight, data
+from dcil import DCIL, DPF, METHODS, OBS, Method, SparseNet, Weight, data, models
 from dcil.engine import PROCESS_LOCK, Diverged, EagerEngine, EngineSettings, kernels, obstacle
 from dcil.engine.cuda import graph
 from dcil.engine.cuda.batches import make_source
@@ -99,7 +99,8 @@ def test_engine_and_plain_loop_agree(method, route, model, device):
     masks = [key for key, value in a.items() if value.dtype == torch.bool]
     assert len(masks) == len(plain.net.masks)
     other = sum(int((a.pop(key) ^ b.pop(key)).sum()) for key in masks)
-    assert other <= 2  # two gradients may tie but for rounding, and RigL grow the one or the other: seen on a GPU
+    # Gradients may tie but for rounding, above all those near 0, and RigL grow the one or the other: 18 seen on a GPU.
+    assert other <= (0.001 * sum(a_mask.numel() for a_mask in plain.net.masks.values()) if method == "rigl" else 2)
     assert distance(a, b) < 2e-2  # a ReLU at zero may fall to the other side: 1.1e-2 seen with two threads
     if isinstance(fast.engine.executor, FusedExecutor) and "dcil" in method:
         # The other model has 12 channels, not a multiple of 8, and a stack has one input.
@@ -407,7 +408,14 @@ def test_choosing():
         EngineSettings("grap")
 
 
-def test_a_method_with_layers_of_its_own_is_trained_eagerly():
-    """On an H200 the recorded step of mil ended in a misaligned address; until that is understood it is not taken."""
-    trainer = built("mil", "cpu", EngineSettings(), "resnet8-digits")
-    assert "without declaring its loss_key" in (obstacle(trainer.net, EngineSettings("graph")) or "")
+def test_a_method_that_exchanges_layers_without_a_word_is_trained_eagerly():
+    @dataclass(frozen=True, kw_only=True)
+    class Quiet(METHODS["mil"]):
+        def prepare(self, model):
+            return super().prepare(model)
+
+    net = SparseNet(models.build("resnet8-digits"), Quiet(steps=10))
+    assert "without declaring its loss_key" in (obstacle(net, EngineSettings("graph")) or "")
+    assert (
+        obstacle(SparseNet(models.build("resnet8-digits"), METHODS["mil"](steps=10)), EngineSettings("graph")) is None
+    )

@@ -14,6 +14,7 @@ from test_own_loop import (
     CUDA,
     WAYS,
     adamw,
+    assert_close,
     assert_same,
     batches,
     by_hand,
@@ -80,7 +81,7 @@ def test_float16_with_a_scaler(kind, clip, optimizer, way):
         warnings.simplefilter("ignore")  # that an optimizer which is not fused steps eagerly
         step, got = own(nets[1], opts[1], data, scaler=mine, clip=clip, autocast=torch.float16, **settings)
     assert step.how.startswith("recorded" if settings.get("record", True) else "eager"), step.how
-    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    assert_close(got, want, nets[0], 2e-2)
     assert mine.get_scale() == by.get_scale() > 2.0**14
     done = nets[0].steps_done
     assert 0 < done < 24
@@ -153,7 +154,7 @@ def test_more_shapes_than_there_are_recordings_for(way):
         step, got = own(nets[1], opts[1], data, **settings)
     assert len([w for w in said_so if "some steps" in str(w.message)]) == 1
     assert step.how.startswith("recorded")
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert_close(got, want, nets[0])
     assert_same(*nets)
 
 
@@ -189,7 +190,7 @@ def test_what_would_be_frozen_is_taken_as_it_is(change, reason, way):
         warnings.simplefilter("ignore")
         step, got = own(nets[1], opts[1], data, **settings)
     assert step.how.startswith("eager") and reason in step.how, step.how
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert_close(got, want, nets[0])
     assert_same(*nets)
 
 
@@ -210,7 +211,7 @@ def test_an_optimizer_that_counts_on_the_host_steps_outside_of_the_recording(way
     want = by_hand(nets[0], opts[0], data)
     step, got = own(nets[1], opts[1], data, **settings)
     assert "the optimizer steps eagerly: Slowing counts on the host ('taken' of group 0)" in step.how
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert_close(got, want, nets[0])
     assert_same(*nets)
 
 
@@ -242,7 +243,7 @@ def test_settings_that_change_between_steps(kind, change, way):
             alter(i, nets[0], opts[0])
             alter(i, nets[1], opts[1])
             want = by_hand(nets[0], opts[0], [((x, y), {})])[0]
-            torch.testing.assert_close(step(x, y), want, rtol=1e-3, atol=1e-3)
+            assert_close(step(x, y), want, nets[0], 1e-3)
     assert_same(*nets)
     assert ("again and again" in step.how) == (change == "again and again"), step.how
 
@@ -265,7 +266,7 @@ def test_a_compiler_that_fails(where, way, monkeypatch):
     monkeypatch.setattr(torch, "compile", failing)
     step, got = own(nets[1], opts[1], data, **settings | {"compiler": "aot_eager"})
     assert step.how == "recorded, as it is"
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert_close(got, want, nets[0])
     assert_same(*nets)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -81,6 +81,9 @@ class MIL(Method):
                 parent, _, child = name.rpartition(".")
                 setattr(model.get_submodule(parent), child, LowCost(conv).to(conv.weight.device, conv.weight.dtype))
         return model
+
+    def loss_key(self, step: int) -> Hashable:
+        return ()  # the companions are part of the network; a step does with it what it does with any
 
     def notes(self, model: nn.Module) -> list[str]:
         pairs = [module.saving() for module in model.modules() if isinstance(module, LowCost)]
