@@ -53,7 +53,7 @@ class Given:
             len(data),
         )
 
-    def train(self, epoch: int):
+    def train(self, epoch: int, start: int = 0):
         return iter(self.data)
 
     def test(self):

@@ -14,6 +14,14 @@ PATHS = "tests/test_net.py tests/test_batched_views.py tests/test_mutual_kl.py t
 CHECKPOINT = "tests/runs/test_checkpoint.py::test_any_flipped_bit_is_noticed"
 CHECKPOINT += " tests/runs/test_checkpoint.py::test_a_checkpoint_of_another_run_is_named_with_the_setting"
 DATA = "tests/data/test_data.py"
+WITHIN = " ".join(
+    f"tests/train/test_within_epochs.py::test_{name}"
+    for name in (
+        "resumed_within_epochs_the_run_is_the_same[dcil]",
+        "dropout_moments_and_sequences_go_on_within_an_epoch",
+        "seconds_within_an_epoch_are_those_of_all_its_parts",
+    )
+)
 BROKEN = "tests/methods/test_contract.py -k a_broken_batch_or_weight"
 MIN_KEPT = "tests/test_wiring.py::test_min_kept_keeps_some_of_every_layer_and_the_count_exact"
 
@@ -164,16 +172,23 @@ MUTANTS = [
         "self.save(epoch + 1, hooks)\n            self.folder.append(row)\n",
         RUNS,
     ),
-    M("train/loop.py", "        folder.rewind_metrics(start)\n", "", RUNS),
-    M("train/loop.py", "range(start, min(", "range(start + 1, min(", RUNS),
-    M("train/trainer.py", "reseed(self.config.seed, epoch + 1)", "reseed(self.config.seed, 1)", RUNS),
-    M("train/trainer.py", "SeedSequence((seed, stream))", "SeedSequence((seed,))", RUNS),
+    M("train/loop.py", "        folder.rewind_metrics(start.epoch)\n", "", RUNS),
+    M("train/loop.py", "range(start.epoch, end)", "range(start.epoch + 1, end)", RUNS),
+    M("train/trainer.py", "reseed(seed, epoch + 1, start.batch)", "reseed(seed, 1, start.batch)", RUNS),
+    M("train/trainer.py", "SeedSequence((seed, stream, step))", "SeedSequence((seed,))", RUNS),
+    # within an epoch
+    M("train/trainer.py", "start.batch, start.sums)", "start.batch)", WITHIN),
+    M("train/trainer.py", "(*start.updates, *map(as_row, updates))],", "map(as_row, updates)],", WITHIN),
+    M("train/trainer.py", "reseed(seed, epoch + 1, batch)", "pass", WITHIN),
+    M("train/trainer.py", "time.perf_counter() - start.seconds", "time.perf_counter()", WITHIN),
+    M("data/batches.py", "range(start * self.batch, images", "range(0, images", WITHIN),
+    M("engine/eager.py", "self.loader.train(epoch, start), start)", "self.loader.train(epoch, start))", WITHIN),
     M("data/loader.py", "SeedSequence((self.seed, epoch))", "SeedSequence((self.seed, 0))", DATA),
     M("data/loader.py", "SeedSequence((self.seed, epoch))", "SeedSequence((0, epoch))", DATA),
     M(
         "data/batches.py",
-        "slice(start + self.rank, start + self.batch, self.world)",
-        "slice(start, start + self.batch, self.world)",
+        "slice(first + self.rank, first + self.batch, self.world)",
+        "slice(first, first + self.batch, self.world)",
         DATA,
     ),
 ]

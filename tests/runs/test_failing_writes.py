@@ -132,10 +132,10 @@ def test_what_kills_leave_is_removed_also_from_a_finished_run(tmp_path):
 def test_exhausted_memory_is_one_line_that_says_what_to_reduce(tmp_path, monkeypatch, capsys, error):
     epoch = Trainer.epoch
 
-    def fails(self, number, progress, evaluate=True):
+    def fails(self, number, *how):
         if number == 1:
             raise error
-        return epoch(self, number, progress, evaluate)
+        return epoch(self, number, *how)
 
     monkeypatch.setattr(Trainer, "epoch", fails)
     words = ["train", "--epochs", "2", "--batch", "500", "--out", str(tmp_path / "r")]

@@ -82,10 +82,10 @@ def test_a_resumed_run_has_every_epoch_once(tmp_path: Path, monkeypatch: pytest.
 
     out, epoch = tmp_path / "run", Trainer.epoch
 
-    def stop(self: Trainer, number: int, progress: Any, evaluate: bool = True) -> Any:
+    def stop(self: Trainer, number: int, *how: Any) -> Any:
         if number == 2:
             raise KeyboardInterrupt
-        return epoch(self, number, progress, evaluate)
+        return epoch(self, number, *how)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "epoch", stop)

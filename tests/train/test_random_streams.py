@@ -23,7 +23,7 @@ def test_streams_differ_and_repeat():
 def test_each_epoch_draws_from_its_own_stream(tmp_path, monkeypatch):
     """A layer with dropout drops other units in every epoch, and the same after resuming."""
     used: list[tuple[int, int]] = []
-    monkeypatch.setattr("dcil.train.trainer.reseed", lambda seed, stream: used.append((seed, stream)))
+    monkeypatch.setattr("dcil.train.trainer.reseed", lambda seed, stream, step=0: used.append((seed, stream)))
     config = Config(epochs=3, target_epoch=2, batch=1438, milestones=(), seed=7)
     trainer = Trainer.build(config, data.load("digits", tmp_path), torch.device("cpu"))
     for epoch in range(3):

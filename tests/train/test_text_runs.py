@@ -22,6 +22,7 @@ from dcil import data, models
 from dcil.cli import main
 from dcil.errors import UserError
 from dcil.export import load_sparse
+from dcil.runs.position import Position
 from dcil.runs.read import read_run
 from dcil.train import Config, RunFolder, Trainer, train
 from dcil.train.restore import load_net
@@ -71,7 +72,7 @@ def damaged(run: Path, to: Path, change: str) -> Path:
         first = next(iter(trainer.optimizer.state.values()))
         first["step"] = first["step"].repeat(2)
     rows = RunFolder(run).metrics()[:1]
-    folder.save(trainer.net, trainer.optimizer, RunFolder(run).record(), rows)
+    folder.save(trainer.net, trainer.optimizer, RunFolder(run).record(), rows, Position(1))
     return folder.path / "checkpoint.safetensors"
 
 

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from processes import environment, said, together
 from safetensors.torch import load_file, save_file
+from test_train import same_result
 
 from dcil import cli, data
 from dcil.data import imagefolder
@@ -67,6 +68,19 @@ def one_epoch(*words: str) -> int:
         raise KeyboardInterrupt
 
     with mock.patch.object(RunFolder, "save", stop), mock.patch("dcil.train.loop.SAVE_EVERY", 0):
+        return dcil(*words)
+
+
+def two_batches(*words: str) -> int:
+    """Somebody presses Ctrl-C after the checkpoint within the second epoch."""
+    save = RunFolder.save
+
+    def stop(self, *checkpoint):
+        save(self, *checkpoint)
+        if (checkpoint[-1].epoch, checkpoint[-1].batch) == (1, 2):
+            raise KeyboardInterrupt
+
+    with mock.patch.object(RunFolder, "save", stop):
         return dcil(*words)
 
 
@@ -133,6 +147,17 @@ def test_resume_with_another_number_of_processes(images, alone, tmp_path):
         assert len(metrics(out)) == done
     assert train(3, images, out, "--resume") == [0, 0, 0], said(words_of(out))
     nearly_the_same(alone, out)
+
+
+@pytest.mark.parametrize("norms", [[], ["--batch", "8", "--local-norms"]], ids=["joint", "local"])
+def test_several_processes_resume_within_an_epoch(norms, images, tmp_path):
+    """Each rank its share of the remaining batches: bit for bit the run that was not stopped."""
+    words = ["--epochs", "2", "--checkpoint-minutes", "1e-9", *norms]
+    assert train(2, images, tmp_path / "whole", *words) == [0, 0], said(words_of(tmp_path / "whole"))
+    assert train(2, images, tmp_path / "parts", *words, command=two_batches)[0] == 130
+    assert json.loads((tmp_path / "parts" / "checkpoint.json").read_text())["batch"] == "2"
+    assert train(2, images, tmp_path / "parts", *words, "--resume") == [0, 0], said(words_of(tmp_path / "parts"))
+    same_result(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_one_process_that_fails_ends_all_with_one_line(images, tmp_path):

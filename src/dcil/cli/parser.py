@@ -96,6 +96,13 @@ def each_up_to(most: int) -> Callable[[str], tuple[int, ...]]:
     return lambda text: tuple(read(part) for part in text.split(","))
 
 
+def minutes(text: str) -> float:
+    """Read a time in minutes."""
+    if not 0 <= (value := number(text)) <= 1e6:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1000000, got {text}")
+    return value
+
+
 #: Reads a whole number >= 1.
 positive = up_to(1_000_000)
 

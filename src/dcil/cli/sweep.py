@@ -59,7 +59,7 @@ def main(words: Sequence[str]) -> int:
     at_once = runs_at_once(args.parallel, args.device, {run.config.model for run in runs})
     settings = replace(engine_settings(args), shared_gpu=at_once > 1)
     keep_freed_memory()
-    failures = execute(Console(), runs, at_once, args.data_dir, args.device, settings)
+    failures = execute(Console(), runs, at_once, args.data_dir, args.device, settings, args.checkpoint_minutes)
     done = [run.folder.path for run in runs if run.folder.summary() is not None]
     if done:
         report.show(done, args.out / REPORT)
@@ -88,13 +88,24 @@ def execute(
     data_dir: Path,
     device: torch.device,
     settings: EngineSettings,
+    checkpoint_minutes: float,
 ) -> dict[str, str]:
     """Train all runs, ``at_once`` at a time; return the reason for each that failed, by name."""
     stop = threading.Event()
     load = cache(data.load)  # once for all runs
 
     def one(run: PlannedRun, show: Progress) -> None:
-        train(run.config, run.folder, data_dir, device, partial(stoppable, show, stop), settings, load)
+        progress = partial(stoppable, show, stop)
+        train(
+            run.config,
+            run.folder,
+            data_dir,
+            device,
+            progress,
+            settings,
+            load,
+            checkpoint_minutes=checkpoint_minutes,
+        )
 
     with progress_bars(console, [(run.name, run.config.total_epochs) for run in runs]) as shows:
         jobs = {run.name: partial(one, run, show) for run, show in zip(runs, shows, strict=True)}

@@ -18,7 +18,18 @@ from rich.console import Console
 
 from dcil import METHODS
 from dcil.cli import report
-from dcil.cli.parser import DATA_DIR, DATA_DIR_HELP, Parser, device, filepath, pair, say, utf8_path, value_reader
+from dcil.cli.parser import (
+    DATA_DIR,
+    DATA_DIR_HELP,
+    Parser,
+    device,
+    filepath,
+    minutes,
+    pair,
+    say,
+    utf8_path,
+    value_reader,
+)
 from dcil.engine.settings import ENGINES, PRECISIONS, EngineSettings
 from dcil.runs.printable import quoted
 from dcil.runs.progress import progress_bar
@@ -48,7 +59,7 @@ def main(words: Sequence[str]) -> int:
         say(f"live:   tensorboard --logdir {quoted(base)}")
     with group.connected(device):
         for run in runs:
-            train_one(console, run, args.data_dir, device, settings, group, args.resume, logged)
+            train_one(console, run, args, device, settings, group, logged)
     if group.is_rank_zero:
         finish(base, [run.folder.path for run in runs], args.data_dir)
     return 0
@@ -93,6 +104,13 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--data-dir", type=filepath, default=DATA_DIR, metavar="DIR", help=DATA_DIR_HELP)
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out")
+    parser.add_argument(
+        "--checkpoint-minutes",
+        type=minutes,
+        default=10.0,
+        metavar="M",
+        help="within an epoch, write a checkpoint when the last one is so old (10; 0: at the ends of epochs alone)",
+    )
     add_engine_options(parser)
 
 
@@ -118,11 +136,10 @@ def options_of(args: argparse.Namespace) -> dict[str, Any]:
 def train_one(
     console: Console,
     run: PlannedRun,
-    data_dir: Path,
+    args: argparse.Namespace,
     device: torch.device,
     settings: EngineSettings,
     group: ProcessGroup,
-    resume: bool,
     logged: bool,
 ) -> None:
     config = run.config
@@ -132,7 +149,17 @@ def train_one(
             progress = stack.enter_context(progress_bar(console, f"{label:12}", config.total_epochs))
             if logged:
                 progress = stack.enter_context(event_log(run.folder.path, progress))
-            summary = train(config, run.folder, data_dir, device, progress, settings, group=group, resume=resume)
+            summary = train(
+                config,
+                run.folder,
+                args.data_dir,
+                device,
+                progress,
+                settings,
+                group=group,
+                resume=args.resume,
+                checkpoint_minutes=args.checkpoint_minutes,
+            )
     except KeyboardInterrupt:
         # Not through the console: interrupted in the middle of a line, rich keeps what follows to itself.
         say(f"stopped; to continue: the same command with --resume (run: {run.folder.path})")

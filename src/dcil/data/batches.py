@@ -27,8 +27,8 @@ class Batches(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def train(self, epoch: int) -> Iterator[Batch]:
-        """Yield every training image once, augmented, or every sequence, in a random order."""
+    def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield every training image once, augmented, or every sequence, in a random order; from batch ``start`` on."""
 
     def test(self) -> Iterator[Batch]:
         """Yield the test images, not augmented, or sequences, in the order of the data set."""
@@ -75,10 +75,13 @@ class Shard:
         """Return the number of global batches of so many images."""
         return math.ceil(images / self.batch)
 
-    def slices(self, images: int) -> Iterator[slice]:
-        """Yield a slice of range(images) per global batch, empty where the last batch has no image for this rank."""
-        for start in range(0, images, self.batch):
-            yield slice(start + self.rank, start + self.batch, self.world)
+    def slices(self, images: int, start: int = 0) -> Iterator[slice]:
+        """Yield a slice of range(images) per global batch from batch ``start`` on.
+
+        It is empty where the last batch has no image for this rank.
+        """
+        for first in range(start * self.batch, images, self.batch):
+            yield slice(first + self.rank, first + self.batch, self.world)
 
 
 class Normalize:

@@ -113,11 +113,11 @@ class FolderLoader:
     def steps(self) -> int:
         return self.shard.steps(len(self.dataset.train))
 
-    def train(self, epoch: int) -> Iterator[Batch]:
-        """Yield every training image once, randomly cropped and flipped, in a random order."""
+    def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield every training image once, randomly cropped and flipped, in a random order; from batch ``start`` on."""
         files = self.dataset.train
         order = _random(self.seed, epoch).permutation(len(files))
-        return self._batches(files, partial(_train_pixels, self.dataset.crop, self.seed, epoch), order)
+        return self._batches(files, partial(_train_pixels, self.dataset.crop, self.seed, epoch), order, start)
 
     def test(self) -> Iterator[Batch]:
         """Yield the centre crops of the test images in order."""
@@ -125,8 +125,8 @@ class FolderLoader:
         transform = partial(_test_pixels, self.dataset.resize, self.dataset.crop)
         return self._batches(files, transform, np.arange(len(files)))
 
-    def _batches(self, files: ImageFiles, transform: Transform, order: Rows) -> Iterator[Batch]:
-        batches = [order[part] for part in self.shard.slices(len(order))]
+    def _batches(self, files: ImageFiles, transform: Transform, order: Rows, start: int = 0) -> Iterator[Batch]:
+        batches = [order[part] for part in self.shard.slices(len(order), start)]
         loader = torch_data.DataLoader(
             _Decoder(files, self.dataset.crop, transform, self.dataset.max_pixels),
             batch_size=None,  # the sampler gives whole batches, and so does the decoder

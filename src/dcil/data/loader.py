@@ -57,10 +57,10 @@ class Loader:
         flip = torch.randint(2 if self.flip else 1, (n,), generator=generator)
         return order, top, left, flip
 
-    def train(self, epoch: int) -> Iterator[Batch]:
-        """Yield every training image once, randomly cropped and flipped, in a random order."""
+    def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield every training image once, randomly cropped and flipped, in a random order; from batch ``start`` on."""
         drawn = torch.stack(self.draw(epoch)).to(self.device)
-        for part in self.shard.slices(len(self.labels)):
+        for part in self.shard.slices(len(self.labels), start):
             yield self.crop(drawn[:, part])
 
     def crop(self, drawn: Tensor) -> Batch:

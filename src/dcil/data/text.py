@@ -179,10 +179,10 @@ class TextLoader:
         offset = torch.randint(room + 1, (), generator=generator)
         return offset + self.length * torch.randperm(self.count, generator=generator)
 
-    def train(self, epoch: int) -> Iterator[Batch]:
-        """Yield every sequence of the epoch once, in a random order."""
+    def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield every sequence of the epoch once, in a random order; from batch ``start`` on."""
         starts = self.draw(epoch).to(self.device)
-        for part in self.shard.slices(self.count):
+        for part in self.shard.slices(self.count, start):
             yield self.read(self.tokens, starts[part])
 
     def test(self) -> Iterator[Batch]:

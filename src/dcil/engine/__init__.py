@@ -8,7 +8,7 @@ graphs and Triton the graph engine computes the same in plain torch, and that is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from dcil import SparseNet, Update
 from dcil.data import Batches
 from dcil.engine.data_parallel import DataParallelEngine
-from dcil.engine.eager import EagerEngine
+from dcil.engine.eager import NO_SUMS, EagerEngine
 from dcil.engine.evaluate import Scores
 from dcil.engine.lock import PROCESS_LOCK
 from dcil.engine.own_loop import Step, make_step
@@ -50,11 +50,19 @@ class Engine(Protocol):
     name: str
     settings: EngineSettings
 
-    def epoch(self, epoch: int, rate: Callable[[int], float]) -> Iterator[Update | None]:
-        """Train through the epoch with learning rate ``rate(step)``; yield each step's mask update, if any."""
+    def epoch(
+        self, epoch: int, rate: Callable[[int], float], start: int = 0, sums: Sequence[float] = NO_SUMS
+    ) -> Iterator[Update | None]:
+        """Train through the epoch with learning rate ``rate(batch)``; yield each step's mask update, if any.
+
+        An epoch that was left before batch ``start`` goes on there, with the ``sums`` that ``totals`` returned then.
+        """
 
     def totals(self) -> tuple[float, float, float]:
-        """Return the last epoch's sum of the loss, hits and number of its targets: images, or tokens."""
+        """Return the epoch's sum of the loss, hits and number of its targets so far: images, or tokens."""
+
+    def synchronise(self) -> None:
+        """Make equal in all processes what each tracks for itself, as a checkpoint has it."""
 
     def evaluate(self) -> dict[str, Scores]:
         """Return path -> its scores on the test data."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -17,6 +17,9 @@ from dcil.engine.executor import EagerExecutor, Inputs, one_at_a_time
 from dcil.engine.settings import EngineSettings
 from dcil.engine.step_settings import PLAIN, StepSettings
 from dcil.errors import Diverged
+
+#: Of loss, hits and targets, where an epoch begins.
+NO_SUMS = (0.0, 0.0, 0.0)
 
 
 def diverged(step: int, loss: float, lr: float) -> Diverged:
@@ -50,12 +53,14 @@ class EagerEngine:
         self.net, self.optimizer, self.loader, self.settings = net, optimizer, loader, settings
         self.step_settings = step_settings
         self.executor = EagerExecutor(net)
-        self._totals = torch.zeros(3, dtype=torch.double)
+        self._totals = torch.tensor(NO_SUMS, dtype=torch.double)
 
-    def epoch(self, epoch: int, rate: Callable[[int], float]) -> Iterator[Update | None]:
+    def epoch(
+        self, epoch: int, rate: Callable[[int], float], start: int = 0, sums: Sequence[float] = NO_SUMS
+    ) -> Iterator[Update | None]:
         """Train through the epoch; yield each step's mask update, if any."""
-        self._totals = torch.zeros(3, dtype=torch.double, device=self.loader.device)  # loss, hits, targets
-        for i, (x, y) in enumerate(self.loader.train(epoch)):
+        self._totals = torch.tensor(sums, dtype=torch.double, device=self.loader.device)
+        for i, (x, y) in enumerate(self.loader.train(epoch, start), start):
             for group in self.optimizer.param_groups:
                 group["lr"] = rate(i)
             totals, update = self.step(x, y)
@@ -63,7 +68,7 @@ class EagerEngine:
             yield update
 
     def totals(self) -> tuple[float, float, float]:
-        """Return the sum of the loss over the targets, the hits and the targets of the last epoch."""
+        """Return the sum of the loss over the targets, the hits and the targets of the epoch, as far as it is."""
         loss, hits, targets = self._totals.tolist()
         return loss, hits, targets
 
@@ -94,6 +99,8 @@ class EagerEngine:
         """Raise Diverged unless the loss is finite."""
         if not math.isfinite(value := loss.item()):
             raise diverged(self.net.steps_done + 1, value, self.optimizer.defaults["lr"])
+
+    def synchronise(self) -> None: ...
 
     def evaluate(self) -> dict[str, Scores]:
         """Return path -> its scores on the test data."""

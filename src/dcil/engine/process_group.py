@@ -127,6 +127,12 @@ class ProcessGroup:
             dist.all_reduce(tensor)
         return tensor
 
+    def decided(self, mine: bool, device: torch.device) -> bool:
+        """Return what rank 0 decided; ``mine`` is what this process would."""
+        if self.world_size == 1:
+            return mine
+        return bool(self.sum(torch.tensor(float(mine and self.is_rank_zero), device=device)))
+
     def check_equal(self, what: str, value: Tensor) -> None:
         """Raise an error in every process if ``value`` is not the same in all of them."""
         if self.world_size == 1:

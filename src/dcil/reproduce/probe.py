@@ -24,6 +24,7 @@ from dcil.engine.evaluate import Evaluation, large_test_batches
 from dcil.reproduce.record_fields import LIFETIMES, OBSERVED
 from dcil.runs.damage import CONTENT_ERRORS, naming_file
 from dcil.runs.json_file import parse_object
+from dcil.runs.position import START, Position
 from dcil.runs.tensors import write_tensors
 
 EVERY = 5  # epochs between updates whose effect on the accuracy is measured: two evaluations each
@@ -120,15 +121,18 @@ class MaskProbe:
         for old in saved_files(folder)[:-2]:
             old.unlink()
 
-    def restore(self, folder: Path, epoch: int) -> None:
-        """Restore the state after ``epoch`` epochs; without its file, lifetimes are recorded as unknown."""
+    def restore(self, folder: Path, position: Position) -> None:
+        """Restore the state at ``position``; without its file (none is of within an epoch) lifetimes are unknown."""
         for newer in saved_files(folder):
-            if epoch_of(newer) > epoch:
+            if epoch_of(newer) > position.epoch:
                 newer.unlink()
-        if epoch == 0:
+        if position == START:
+            return
+        if position.batch:
+            self.complete = False
             return
         try:
-            with opened_file(folder, epoch) as opened:
+            with opened_file(folder, position.epoch) as opened:
                 self.revived_at.copy_(opened.get_tensor("born"))
                 self.lifetimes.copy_(opened.get_tensor("stays"))
                 self.steps_stayed.copy_(opened.get_tensor("steps_stayed"))

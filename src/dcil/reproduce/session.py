@@ -21,6 +21,7 @@ from dcil.reproduce.probe import MaskProbe
 from dcil.runs.atomic import write_atomically
 from dcil.runs.environment import environment
 from dcil.runs.file_lock import exclusive
+from dcil.runs.position import Position
 from dcil.runs.progress import Progress
 from dcil.train import Config, RunFolder, Trainer, train
 from dcil.train.loop import NO_END, RunCallback
@@ -110,8 +111,8 @@ class ProbeCallback(RunCallback):
         self.session_recorded = False
         self.needed = needed_epochs(trainer.net.method, trainer.config.total_epochs)
 
-    def restore(self, folder: Path, epoch: int) -> None:
-        self.probe.restore(folder, epoch)
+    def restore(self, folder: Path, position: Position) -> None:
+        self.probe.restore(folder, position)
 
     def begin(self, folder: Path, epoch: int) -> None:
         if not self.session_recorded:

@@ -1,7 +1,8 @@
 """Checkpoints: network, masks, step and the optimizer's state in one safetensors file that says which run it is of.
 
-Notes in its header: ``epoch`` and ``step``, ``config`` (the settings of its run), ``metrics`` (SHA-256 of the metrics
-up to its epoch) and ``sha256`` of all tensors and the other notes. Those of format 1 have the first two alone.
+Notes in its header: those of its position, ``step``, ``config`` (the settings of its run), ``metrics`` (SHA-256 of the
+metrics up to its epoch) and ``sha256`` of all tensors and the other notes. Those of format 1 have epoch and step alone.
+Format 3 is that of a checkpoint within an epoch, which earlier versions cannot resume from.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from torch.optim import Optimizer
 from dcil.identity import StateError
 from dcil.net import SparseNet
 from dcil.runs.damage import ANEW, CONTENT_ERRORS, UnreadableFile, naming_file
+from dcil.runs.position import Position
 from dcil.runs.tensors import digest, whole, write_tensors
 
-FORMAT, WITHOUT_DIGEST = "dcil checkpoint 2", "dcil checkpoint 1"
+FORMAT, WITHIN_EPOCH, WITHOUT_DIGEST = "dcil checkpoint 2", "dcil checkpoint 3", "dcil checkpoint 1"
 NOTES = ("epoch", "step", "config", "metrics", "sha256")
 ERRORS = (SafetensorError, RuntimeError, *CONTENT_ERRORS)
 #: What an optimizer keeps for a parameter; the step is a number of its own for each.
@@ -41,16 +43,18 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
 
     @property
-    def epoch(self) -> int:
-        return int(self.notes["epoch"])
+    def position(self) -> Position:
+        return Position.from_notes(self.notes)
 
-    def load(self, file: Path, net: SparseNet, optimizer: Optimizer | None, config: Mapping[str, Any] | None) -> int:
-        """Load network and optimizer, if they belong to the run with the settings ``config``; return the epochs."""
+    def load(
+        self, file: Path, net: SparseNet, optimizer: Optimizer | None, config: Mapping[str, Any] | None
+    ) -> Position:
+        """Load network and optimizer, if they belong to the run with the settings ``config``; return the position."""
         with naming_file(file, f"restore it, or {ANEW}", ERRORS):
             if config is not None and "config" in self.notes:
                 check_settings(file, json.loads(self.notes["config"]), config)
             self.load_into(net, optimizer)
-            return self.epoch
+            return self.position
 
     def load_into(self, net: SparseNet, optimizer: Optimizer | None) -> None:
         """Load network and optimizer; ValueError says what does not fit."""
@@ -60,8 +64,7 @@ class Checkpoint:
             net.load_state_dict({k.removeprefix("net."): v for k, v in self.tensors.items() if k.startswith("net.")})
         except StateError as error:
             raise ValueError(f"it is of another network: {error}") from None
-        if not net.steps_done == int(self.notes["step"]) == self.epoch * net.method.epoch_steps > 0:
-            raise ValueError(f"epoch {self.epoch} and step {self.notes['step']} do not fit its {net.steps_done} steps")
+        self.position.check(int(self.notes["step"]), net.steps_done, net.method.epoch_steps)
         if optimizer is not None:
             self.load_optimizer(optimizer)
 
@@ -101,16 +104,21 @@ def placed(value: Tensor, parameter: Tensor, optimizer: Optimizer, is_step: bool
 
 
 def write(
-    file: Path, net: SparseNet, optimizer: Optimizer, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    file: Path,
+    net: SparseNet,
+    optimizer: Optimizer,
+    config: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    position: Position,
 ) -> dict[str, str]:
-    """Write the checkpoint after the epochs with the metrics ``rows``, atomically; return its notes."""
+    """Write the checkpoint at ``position``, atomically; return its notes. ``rows`` are the metrics of its epochs."""
     tensors = {f"net.{key}": value for key, value in net.state_dict().items()}
     for index, parameter in enumerate(parameters_of(optimizer)):
         state = optimizer.state.get(parameter, {})
         kept = [key for key in STATE_KEYS[type(optimizer).__name__] if state.get(key) is not None]
         tensors |= {f"optimizer.{index}.{key}": state[key] for key in kept}
     copies = whole(tensors)
-    notes = {"format": FORMAT, "epoch": str(len(rows)), "step": str(net.steps_done)}
+    notes = {"format": WITHIN_EPOCH if position.batch else FORMAT, **position.notes(), "step": str(net.steps_done)}
     notes |= {"config": json.dumps(config), "metrics": metrics_digest(rows)}
     notes["sha256"] = digest(copies, notes)
     write_tensors(file, copies, notes)
@@ -154,12 +162,12 @@ def opened(file: Path) -> Iterator[Any]:
 def notes_of(found: Any) -> dict[str, str]:
     """Return the notes; refuse a format that this version does not know, and notes that are missing."""
     notes = dict(found.metadata() or {})
-    if notes.get("format") not in (FORMAT, WITHOUT_DIGEST):
+    if notes.get("format") not in (FORMAT, WITHIN_EPOCH, WITHOUT_DIGEST):
         raise ValueError(f"its format must be {FORMAT!r}, is {notes.get('format')!r}")
-    needed = NOTES if notes["format"] == FORMAT else NOTES[:2]
+    needed = NOTES if notes["format"] != WITHOUT_DIGEST else NOTES[:2]
     if missing := [name for name in needed if name not in notes]:
         raise KeyError(missing[0])
-    int(notes["epoch"]), int(notes["step"])  # refuses text
+    Position.from_notes(notes), int(notes["step"])  # refuses text
     return notes
 
 

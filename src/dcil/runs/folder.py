@@ -3,7 +3,7 @@
 config.json               the resolved configuration
 metrics.jsonl             one object per epoch
 checkpoint.safetensors    weights, private layers, masks, step, optimizer state; their checksum and the run's settings
-checkpoint.json           its epoch, step and checksum as a readable file
+checkpoint.json           its position, step and checksum as a readable file
 model.safetensors         the finalized pruned net under the user's own keys
 summary.json              the result; its presence marks the run as complete
 """
@@ -27,6 +27,7 @@ from dcil.runs.atomic import CannotWrite, drafts, is_abandoned, sync_folder, wri
 from dcil.runs.damage import ANEW, UnreadableFile
 from dcil.runs.file_lock import exclusive
 from dcil.runs.outputs import check_run_files, is_run_file
+from dcil.runs.position import START, Position
 from dcil.runs.read import read_config, read_metrics, read_summary
 from dcil.runs.seal import sealed
 
@@ -138,11 +139,21 @@ class RunFolder:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
+    @property
+    def has_checkpoint(self) -> bool:
+        return os.path.lexists(self.path / "checkpoint.safetensors")
+
     def save(
-        self, net: SparseNet, optimizer: Optimizer, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+        self,
+        net: SparseNet,
+        optimizer: Optimizer,
+        config: Mapping[str, Any],
+        rows: Sequence[Mapping[str, Any]],
+        position: Position,
     ) -> None:
-        """Write the checkpoint after the epochs with the metrics ``rows``: all that training resumes from."""
-        notes = checkpoint.write(self.path / "checkpoint.safetensors", net, optimizer, config, rows)
+        """Write the checkpoint at ``position``, after the epochs with the metrics ``rows``: all that a run resumes
+        from."""
+        notes = checkpoint.write(self.path / "checkpoint.safetensors", net, optimizer, config, rows, position)
         write_text(self.path / "checkpoint.json", readable(notes))
 
     def restore(
@@ -151,15 +162,15 @@ class RunFolder:
         optimizer: Optimizer | None = None,
         config: Mapping[str, Any] | None = None,
         file: Path | None = None,
-    ) -> int:
+    ) -> Position:
         """Load the checkpoint of the run with the settings ``config``, or the one in ``file``, into ``net`` and
-        ``optimizer``; return its epochs, 0 if there is none."""
+        ``optimizer``; return its position, the beginning if there is none."""
         place = file or self.path / "checkpoint.safetensors"
         found = checkpoint.read(place)
         if found is None:
             if file is not None or (self.path / "checkpoint.json").exists():
                 raise UnreadableFile(f"{place} is missing; restore it, or {ANEW}")
-            return 0
+            return START
         return found.load(place, net, optimizer, config)
 
 
@@ -184,10 +195,17 @@ class ReadOnlyRunFolder(RunFolder):
     def rewind_metrics(self, epochs: int) -> None: ...
 
     def save(
-        self, net: SparseNet, optimizer: Optimizer, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+        self,
+        net: SparseNet,
+        optimizer: Optimizer,
+        config: Mapping[str, Any],
+        rows: Sequence[Mapping[str, Any]],
+        position: Position,
     ) -> None: ...
 
 
 def readable(notes: Mapping[str, str]) -> str:
     """Return the text of checkpoint.json; the settings are in config.json."""
-    return json.dumps({key: value for key, value in notes.items() if key != "config"}, indent=1)
+    shown = {key: value for key, value in notes.items() if key not in ("config", "within")}
+    batch = Position.from_notes(notes).batch
+    return json.dumps(shown | ({"batch": str(batch)} if batch else {}), indent=1)

@@ -23,7 +23,7 @@ FORMATS = ("dcil checkpoint", "dcil record", "dcil iterations")
 IMAGES = (b"\x89PNG\r\n", b"\xff\xd8\xff")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 DATA_FOLDERS = ("cifar-10-batches-bin", "cifar-100-binary")
-SNIFFED = 100_000  # bytes; a checkpoint's notes are at its beginning and shorter
+SNIFFED = 2**20  # bytes; a checkpoint's notes are at its beginning and shorter
 
 
 def write_output(path: Path, write: Callable[[Path], object]) -> None:

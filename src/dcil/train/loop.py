@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 import time
 import warnings
@@ -25,6 +26,7 @@ from dcil.runs.checkpoint import metrics_digest
 from dcil.runs.cost import summarise_cost
 from dcil.runs.environment import environment
 from dcil.runs.folder import ReadOnlyRunFolder, RunFolder
+from dcil.runs.position import START, Position
 from dcil.runs.progress import Progress
 from dcil.runs.seal import sealed
 from dcil.runs.summary import best_epoch, summarise, summarise_loss
@@ -38,7 +40,7 @@ from dcil.train.trainer import Trainer
 NO_END = sys.maxsize
 #: Name in summary.json, after "val_loss_" -> field of a Summary.
 LOSS_NAMES: dict[str, Literal["last", "best", "std"]] = {"last": "last", "best": "best", "std_last_10pct": "std"}
-SAVE_EVERY = 5.0  # least seconds between checkpoints
+SAVE_EVERY = 5.0  # least seconds between checkpoints at the ends of epochs
 
 
 class RunCallback:
@@ -46,11 +48,11 @@ class RunCallback:
 
     def __init__(self, trainer: Trainer) -> None: ...
 
-    def restore(self, folder: Path, epoch: int) -> None:
-        """Called before training starts or resumes after ``epoch`` epochs."""
+    def restore(self, folder: Path, position: Position) -> None:
+        """Called before training starts or resumes at ``position``."""
 
     def begin(self, folder: Path, epoch: int) -> None:
-        """Called before epoch number ``epoch`` (from 0)."""
+        """Called before epoch number ``epoch`` (from 0), or before it goes on."""
 
     def evaluates(self, epoch: int) -> bool:
         """Return whether the accuracy is measured at the end of epoch number ``epoch`` (from 0)."""
@@ -61,10 +63,10 @@ class RunCallback:
         return False
 
     def save(self, folder: Path, epoch: int) -> None:
-        """Called before the checkpoint of ``epoch`` is written."""
+        """Called before the checkpoint at the end of ``epoch`` is written."""
 
     def saved(self, folder: Path, epoch: int) -> None:
-        """Called after the checkpoint is written."""
+        """Called after the checkpoint at the end of ``epoch`` is written."""
 
 
 def train(
@@ -79,9 +81,12 @@ def train(
     callback: Callable[[Trainer], RunCallback] = RunCallback,
     until: int = NO_END,
     resume: bool = True,
+    checkpoint_minutes: float = 0.0,
 ) -> dict[str, Any]:
     """Train ``config`` in ``folder``, from its checkpoint if there is one, to the end or through epoch ``until``.
 
+    Checkpoints are written at the ends of epochs, and within an epoch when the last one is ``checkpoint_minutes`` old
+    (0: not within epochs). When they are written changes nothing in the result.
     Return the summary, an empty one if there is more to train. An exception that ``progress`` raises at the end of an
     epoch stops the run after its checkpoint. In a process group every rank calls this; only rank 0 writes, and the
     others return an empty summary. Without ``resume`` the folder must not hold a run, also none that was begun after
@@ -102,13 +107,14 @@ def train(
         with folder.locked():
             record = to_json(config, trainer.net.method, described)
             with begun(folder, record, resume):
-                run = RunInFolder(trainer, folder, json.loads(record))
+                run = RunInFolder(trainer, folder, json.loads(record), 60 * checkpoint_minutes or math.inf)
                 return run.train(progress, callback(trainer), until)
 
 
 @contextmanager
 def begun(folder: RunFolder, record: str, resume: bool) -> Iterator[None]:
-    """Begin or continue a run; one whose settings or data turn out wrong in its first epoch leaves nothing behind."""
+    """Begin or continue a run; one whose settings or data turn out wrong before its first checkpoint or metrics leaves
+    nothing behind."""
     new = not folder.started
     folder.begin(record, resume)
     try:
@@ -116,7 +122,7 @@ def begun(folder: RunFolder, record: str, resume: bool) -> Iterator[None]:
     except RunInterrupted:
         raise
     except UserError:
-        if new and not folder.metrics():
+        if new and not (folder.metrics() or folder.has_checkpoint):
             folder.withdraw()
         raise
 
@@ -136,44 +142,51 @@ def completed(folder: RunFolder, config: Config, resume: bool) -> dict[str, Any]
 
 @dataclass
 class RunInFolder:
-    """A run in its locked folder; ``record`` are its settings, as config.json has them."""
+    """A run in its locked folder.
+
+    record   its settings, as config.json has them
+    within   seconds after which a checkpoint is written within an epoch
+    rows     metrics of the epochs so far
+    saved    when the last checkpoint was written
+    """
 
     trainer: Trainer
     folder: RunFolder
     record: dict[str, Any]
-    rows: list[dict[str, Any]] = field(default_factory=list)  # metrics of the epochs so far
+    within: float = math.inf
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    saved: float = 0.0
 
     def train(self, progress: Progress, hooks: RunCallback, until: int) -> dict[str, Any]:
         """Train from the checkpoint through epoch ``until``; return the summary if that is the end."""
         trainer, folder = self.trainer, self.folder
         start = folder.restore(trainer.net, trainer.optimizer, self.record)
-        reached = torch.tensor(start, device=trainer.loader.device)
+        reached = torch.tensor([start.epoch, start.batch], device=trainer.loader.device)
         trainer.group.check_equal(f"the checkpoint in {folder.path}", reached)
-        folder.rewind_metrics(start)
+        folder.rewind_metrics(start.epoch)
         folder.tidy()  # here, because nothing is written before all of it is checked
         self.rows = folder.metrics()
         for row in self.rows:
             progress(row["epoch"], 0.0, row)
         hooks.restore(folder.path, start)
-        total = trainer.config.total_epochs
+        total, self.saved = trainer.config.total_epochs, time.monotonic()
         with saying_resumable():
-            self.run_epochs(range(start, min(total, until)), progress, hooks)
+            self.run_epochs(start, min(total, until), progress, hooks)
             return finish(folder, trainer) if trainer.group.is_rank_zero and until >= total else {}
 
-    def run_epochs(self, epochs: range, progress: Progress, hooks: RunCallback) -> None:
-        """Train the epochs and write checkpoints; one costs as much as many steps, so short epochs share one."""
-        saved = time.monotonic()
-        for epoch in epochs:
+    def run_epochs(self, start: Position, end: int, progress: Progress, hooks: RunCallback) -> None:
+        """Train through epoch ``end`` and write checkpoints; one costs as much as many steps, so short epochs share
+        one."""
+        for epoch in range(start.epoch, end):
             hooks.begin(self.folder.path, epoch)
-            last = epoch == self.trainer.config.total_epochs - 1
-            row = self.trainer.epoch(epoch, progress, evaluate=last or hooks.evaluates(epoch))
+            evaluate = epoch == self.trainer.config.total_epochs - 1 or hooks.evaluates(epoch)
+            row = self.trainer.epoch(epoch, progress, evaluate, start, self.save_within)
+            start = START
             self.folder.append(row)
             self.rows.append(row)
             done = epoch + 1
-            due = done == epochs.stop or hooks.needs_checkpoint(done) or time.monotonic() - saved >= SAVE_EVERY
-            if due:
+            if due := done == end or hooks.needs_checkpoint(done) or self.is_due(SAVE_EVERY):
                 self.save(done, hooks)
-                saved = time.monotonic()
             try:
                 progress(done, 0.0, row)
             except BaseException:
@@ -181,10 +194,25 @@ class RunInFolder:
                     self.save(done, hooks)
                 raise
 
+    def is_due(self, seconds: float) -> bool:
+        """Return whether the last checkpoint is ``seconds`` old; all processes follow the clock of rank 0."""
+        late = time.monotonic() - self.saved >= seconds
+        return self.trainer.group.decided(late, self.trainer.loader.device)
+
     def save(self, epoch: int, hooks: RunCallback) -> None:
+        """Write the checkpoint at the end of an epoch."""
         hooks.save(self.folder.path, epoch)
-        self.folder.save(self.trainer.net, self.trainer.optimizer, self.record, self.rows)
+        self.write(Position(epoch))
         hooks.saved(self.folder.path, epoch)
+
+    def save_within(self, position: Callable[[], Position]) -> None:
+        """Write a checkpoint within an epoch, if it is due."""
+        if self.within < math.inf and self.is_due(self.within):
+            self.write(position())
+
+    def write(self, position: Position) -> None:
+        self.folder.save(self.trainer.net, self.trainer.optimizer, self.record, self.rows, position)
+        self.saved = time.monotonic()
 
 
 class RunInterrupted(UserError):

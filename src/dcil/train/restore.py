@@ -12,6 +12,7 @@ from dcil.errors import UserError
 from dcil.runs.checkpoint import check_settings
 from dcil.runs.damage import naming_file
 from dcil.runs.folder import RunFolder
+from dcil.runs.position import START
 from dcil.train.building import build_empty, build_net
 from dcil.train.config import Config, from_record, to_json
 
@@ -64,7 +65,7 @@ def load_net(folder: RunFolder) -> SparseNet:
     config, settings = settings_of(folder)
     model = build_empty(config, settings["classes"], tuple(settings["shape"]))
     net = build_net(config, model, settings["method"]["epoch_steps"])
-    if not folder.restore(net, config=settings):
+    if folder.restore(net, config=settings) == START:
         raise UserError(f"{folder.path} has no checkpoint yet; train it further with dcil train --resume")
     check_result(folder, net)
     return net.eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,13 @@ from dcil.data import Batches, TrainingData
 from dcil.engine import PROCESS_LOCK, Engine, EngineSettings, build
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.errors import UserError
+from dcil.runs.position import START, Position
 from dcil.runs.progress import Progress
 from dcil.train.building import build_model, build_net, build_optimizer, step_settings
 from dcil.train.config import Config
 
+#: Called with a function that returns the position in the epoch, which waits for the device.
+AfterBatch = Callable[[Callable[[], Position]], None]
 #: The scores of an epoch that was not evaluated.
 UNMEASURED: dict[str, Any] = dict.fromkeys(("top1", "top5", "val_loss", "top1_super", "val_loss_super"))
 
@@ -57,20 +61,33 @@ class Trainer:
         engine = build(net, optimizer, loader, settings or EngineSettings(), group, step_settings(config))
         return cls(config, net, optimizer, loader, engine, group)
 
-    def epoch(self, epoch: int, progress: Progress, evaluate: bool = True) -> dict[str, Any]:
+    def epoch(
+        self,
+        epoch: int,
+        progress: Progress,
+        evaluate: bool = True,
+        start: Position = START,
+        after_batch: AfterBatch = lambda position: None,
+    ) -> dict[str, Any]:
         """Train epoch number ``epoch`` (from 0) and return its metrics; scores are None without ``evaluate``.
 
-        Only the network and the optimizer carry over from earlier epochs, so a run can resume after any epoch.
+        Only network, optimizer and the position within the epoch carry over from earlier steps, so a run can resume
+        after any of them: from ``start``. ``after_batch`` is called after each batch but the last.
         """
-        reseed(self.config.seed, epoch + 1)
         self.net.train()
-        start = time.perf_counter()
+        begun = time.perf_counter() - start.seconds
         updates: list[Update] = []
-        rate = self.config.lr_at
-        for i, update in enumerate(self.engine.epoch(epoch, lambda i: rate(epoch + i / self.loader.steps))):
-            if update is not None:
-                updates.append(update)
-            progress(epoch, (i + 1) / self.loader.steps, None)
+
+        def position() -> Position:
+            self.engine.synchronise()
+            sums, seconds = self.engine.totals(), time.perf_counter() - begun
+            return Position(epoch, batch, sums, (*start.updates, *map(as_row, updates)), seconds)
+
+        for batch, update in enumerate(self.train_steps(epoch, start), start.batch + 1):
+            updates += [] if update is None else [update]
+            progress(epoch, batch / self.loader.steps, None)
+            if batch < self.loader.steps:
+                after_batch(position)
         loss, hits, targets = self.engine.totals()
         return {
             "epoch": epoch + 1,
@@ -81,9 +98,22 @@ class Trainer:
             "top1_train": 100 * hits / targets,
             **(self.measure() if evaluate else UNMEASURED),
             "sparsity": self.net.sparsity,
-            "updates": [[update.step, *update.changes.tolist()] for update in updates],
-            "seconds": time.perf_counter() - start,
+            "updates": [list(row) for row in (*start.updates, *map(as_row, updates))],
+            "seconds": time.perf_counter() - begun,
         }
+
+    def train_steps(self, epoch: int, start: Position) -> Iterator[Update | None]:
+        """Train the epoch from ``start`` on; yield each step's mask update, if any.
+
+        What a step draws (dropout) is seeded from its place alone, so a checkpoint needs no state of it.
+        """
+        seed, steps, rate = self.config.seed, self.loader.steps, self.config.lr_at
+        updates = self.engine.epoch(epoch, lambda i: rate(epoch + i / steps), start.batch, start.sums)
+        reseed(seed, epoch + 1, start.batch)
+        for batch, update in enumerate(updates, start.batch + 1):
+            yield update
+            if self.config.dropout:
+                reseed(seed, epoch + 1, batch)
 
     def measure(self) -> dict[str, Any]:
         """Return accuracy and loss of both paths."""
@@ -96,6 +126,11 @@ class Trainer:
         if "super" in scores:
             found |= {"top1_super": scores["super"].top1, "val_loss_super": finite(scores["super"].loss)}
         return found
+
+
+def as_row(update: Update) -> tuple[int, ...]:
+    """Return an update as metrics.jsonl has it; waits for the device."""
+    return (update.step, *update.changes.tolist())
 
 
 def finite(loss: float) -> float | None:
@@ -117,8 +152,8 @@ def check_last_batch(batch: int, images: int, group: ProcessGroup) -> None:
         )
 
 
-def reseed(seed: int, stream: int) -> None:
-    """Seed torch from (seed, stream) alone, for the random numbers of a model: initial weights, dropout."""
-    state = np.random.SeedSequence((seed, stream)).generate_state(1, np.uint64)
+def reseed(seed: int, stream: int, step: int = 0) -> None:
+    """Seed torch from (seed, stream, step) alone, for the random numbers of a model: initial weights, dropout."""
+    state = np.random.SeedSequence((seed, stream, step)).generate_state(1, np.uint64)
     with PROCESS_LOCK:  # not while a run in another thread draws its weights
         torch.manual_seed(int(state[0]) % 2**63)

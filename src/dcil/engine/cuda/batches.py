@@ -15,8 +15,8 @@ from dcil.engine.evaluate import large_batch_size
 
 
 class BatchSource(Protocol):
-    def train(self, epoch: int) -> Iterator[int]:
-        """Yield the sizes of an epoch's batches; after each, ``batch`` returns that batch."""
+    def train(self, epoch: int, start: int = 0) -> Iterator[int]:
+        """Yield the sizes of an epoch's batches from batch ``start`` on; after each, ``batch`` returns that batch."""
 
     def batch(self, size: int) -> Batch:
         """Return the next training batch; a replay of this call produces the one after it."""
@@ -46,10 +46,10 @@ class DeviceSource:
         self.test_batch_size = large_batch_size(loader)
         self.offsets = torch.arange(max(loader.batch, self.test_batch_size), device=loader.device)
 
-    def train(self, epoch: int) -> Iterator[int]:
+    def train(self, epoch: int, start: int = 0) -> Iterator[int]:
         self.drawn.copy_(torch.stack(self.loader.draw(epoch)))
-        self.rewind()
-        yield from sizes(self.drawn.shape[1], self.loader.batch)
+        self.rewind(start)
+        yield from sizes(self.drawn.shape[1] - start * self.loader.batch, self.loader.batch)
 
     def batch(self, size: int) -> Batch:
         if self.kernel:
@@ -73,8 +73,8 @@ class DeviceSource:
         self.position.add_(size)
         return batch
 
-    def rewind(self) -> None:
-        self.position.zero_()
+    def rewind(self, batch: int = 0) -> None:
+        self.position.fill_(batch * self.loader.batch)
 
 
 def sizes(images: int, batch: int) -> Iterator[int]:
@@ -97,8 +97,8 @@ class CopiedSource:
         labels.copy_(y, non_blocking=True)
         return len(y)
 
-    def train(self, epoch: int) -> Iterator[int]:
-        for x, y in self.loader.train(epoch):
+    def train(self, epoch: int, start: int = 0) -> Iterator[int]:
+        for x, y in self.loader.train(epoch, start):
             yield self.copy_in(x, y)
 
     def batch(self, size: int) -> Batch:

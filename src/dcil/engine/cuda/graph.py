@@ -6,7 +6,7 @@ change in place. Each computation that differs (by the method's ``loss_key``, th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -23,7 +23,7 @@ from dcil.engine.cuda.losses import Rows, recorded_loss
 from dcil.engine.cuda.mask_updates import RecordedHooks
 from dcil.engine.cuda.training_step import TrainingStep
 from dcil.engine.cuda.updates import move_steps
-from dcil.engine.eager import autocast, diverged
+from dcil.engine.eager import NO_SUMS, autocast, diverged
 from dcil.engine.evaluate import Evaluation, Scores
 from dcil.engine.executor import Executor, Inputs, Outputs
 from dcil.engine.lock import PROCESS_LOCK
@@ -92,11 +92,13 @@ class GraphEngine:
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def epoch(self, epoch: int, rate: Callable[[int], float]) -> Iterator[Update | None]:
+    def epoch(
+        self, epoch: int, rate: Callable[[int], float], start: int = 0, sums: Sequence[float] = NO_SUMS
+    ) -> Iterator[Update | None]:
         """Train one epoch; yield each step's mask update, if any, without waiting for the device."""
-        self.sums.zero_()
+        self.sums.copy_(torch.tensor(sums, dtype=torch.double))
         self.count.fill_(self.net.steps_done)
-        for i, size in enumerate(self.source.train(epoch)):
+        for i, size in enumerate(self.source.train(epoch, start), start):
             step = self.step or self.prepare(self.source.peek(size))
             for group in self.optimizer.param_groups:
                 group["lr"] = rate(i)
@@ -134,10 +136,12 @@ class GraphEngine:
         self.sums.add_(torch.stack([loss.double() * targets, hits.double(), torch.full_like(loss, targets).double()]))
 
     def totals(self) -> tuple[float, float, float]:
-        """Return the last epoch's sum of the loss, hits and targets; waits for the device."""
+        """Return the epoch's sum of the loss, hits and targets; waits for the device."""
         self.check()
         loss, hits, targets = self.sums.tolist()
         return loss, hits, targets
+
+    def synchronise(self) -> None: ...
 
     def check(self) -> None:
         if step := int(self.diverged_step):
