@@ -43,6 +43,18 @@ def _path_loss(logits, teacher_logits, is_target, mask, kl, temperature):
     return loss, tl.sum(divergence, 1), grad
 
 
+@triton.jit
+def _count_targets(target_ptr, num_rows, num_shared, ignored):
+    """Return how many targets count, at least 1, of all and of the first ``num_shared``."""
+    counted, counted_shared = num_rows * 0, num_rows * 0
+    for start in range(0, num_rows, 1024):
+        rows = start + tl.arange(0, 1024)
+        counts = tl.load(target_ptr + rows, mask=rows < num_rows, other=ignored) != ignored
+        counted += tl.sum(counts.to(tl.int32), 0)
+        counted_shared += tl.sum((counts & (rows < num_shared)).to(tl.int32), 0)
+    return tl.maximum(counted, 1) * 1.0, tl.maximum(counted_shared, 1) * 1.0
+
+
 # for each image r that counts, of which the first num_shared have an s:
 #     loss[:, r] = (CE(p[r]) / images, CE(s[r]) / shared, kl T^2 (KL(s || p; T) + KL(p || s; T)) / shared)
 #     dp[r], ds[r] = the gradients of their sum, each path's teacher constant
@@ -66,13 +78,7 @@ def _dcil_loss_kernel(p_ptr, s_ptr, target_ptr, count_ptr, loss_ptr, dp_ptr, ds_
     is_target = classes[None, :] == target[:, None]
     images, shared = num_rows * 1.0, num_shared * 1.0
     if COUNTS_ITSELF:
-        num_counted, num_counted_shared = num_rows * 0, num_rows * 0
-        for start in range(0, num_rows, 1024):
-            every = start + tl.arange(0, 1024)
-            counted = tl.load(target_ptr + every, mask=every < num_rows, other=ignored) != ignored
-            num_counted += tl.sum(counted.to(tl.int32), 0)
-            num_counted_shared += tl.sum((counted & (every < num_shared)).to(tl.int32), 0)
-        images, shared = tl.maximum(num_counted, 1) * 1.0, tl.maximum(num_counted_shared, 1) * 1.0
+        images, shared = _count_targets(target_ptr, num_rows, num_shared, ignored)
     elif COUNTED:
         images, shared = tl.maximum(tl.load(count_ptr), 1) * 1.0, tl.maximum(tl.load(count_ptr + 1), 1) * 1.0
     # The gradient of p is divided by all images, the part of its KL term by the shared ones; on a GPU the quotient of
