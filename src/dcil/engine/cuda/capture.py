@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,10 @@ class GraphRecorder:
         self.device = device
         self.stream = new_stream(device, high_priority=True) if device.type == "cuda" else None
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        # torch cannot record into a pool again once all of its recordings are gone: this one stays.
+        nothing = partial(torch.zeros, 1, device=device)
+        self.run(nothing)
+        self.first = self.capture(nothing)
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Do ``work`` as it is, on the stream that it will be recorded on, and return its result."""
