@@ -19,9 +19,11 @@ from test_own_loop import (
     batches,
     by_hand,
     images,
+    is_chaotic,
     method_of,
     own,
     pair,
+    recorded_ways,
     sgd,
     tokens,
     ways,
@@ -81,10 +83,14 @@ def test_float16_with_a_scaler(kind, clip, optimizer, way):
         warnings.simplefilter("ignore")  # that an optimizer which is not fused steps eagerly
         step, got = own(nets[1], opts[1], data, scaler=mine, clip=clip, autocast=torch.float16, **settings)
     assert step.how.startswith("recorded" if settings.get("record", True) else "eager"), step.how
+    done, scale = nets[0].steps_done, by.get_scale()
+    assert 0 < done < 24 and scale > 2.0**14
+    if is_chaotic(nets[0]):  # which steps overflow depends on rounding in the end
+        assert_close(got[:8], want[:8], nets[0], 2e-2)
+        assert scale / 16 <= mine.get_scale() <= scale * 16
+        return
     assert_close(got, want, nets[0], 2e-2)
-    assert mine.get_scale() == by.get_scale() > 2.0**14
-    done = nets[0].steps_done
-    assert 0 < done < 24
+    assert mine.get_scale() == scale
     if device == "cpu":
         assert nets[1].steps_done == done and nets[1].sparsity == nets[0].sparsity > 0
     else:  # the last steps may not have been heard of yet
@@ -143,7 +149,7 @@ def test_ddp_with_parts_or_one_path_at_a_time(parts, low_memory, tmp_path):
 # -- what a recording cannot follow -----------------------------------------------------------------------------------
 
 
-@ways
+@recorded_ways
 def test_more_shapes_than_there_are_recordings_for(way):
     device, settings = WAYS[way]
     nets, opts, _ = pair("tagger", method_of("dcil"), adamw, device)
@@ -173,7 +179,7 @@ def drawing(net):
     net.model.norm.forward = scaled
 
 
-@ways
+@recorded_ways
 @pytest.mark.parametrize(
     ("change", "reason"), [(hooked, "has hooks"), (gradient_hook, "has gradient hooks"), (drawing, "random numbers")]
 )
@@ -194,7 +200,7 @@ def test_what_would_be_frozen_is_taken_as_it_is(change, reason, way):
     assert_same(*nets)
 
 
-@ways
+@recorded_ways
 def test_an_optimizer_that_counts_on_the_host_steps_outside_of_the_recording(way):
     class Slowing(torch.optim.SGD):
         """Halves its steps with every one."""
@@ -215,7 +221,7 @@ def test_an_optimizer_that_counts_on_the_host_steps_outside_of_the_recording(way
     assert_same(*nets)
 
 
-@ways
+@recorded_ways
 @pytest.mark.parametrize("change", ["weight decay", "mode", "frozen", "loaded", "again and again"])
 @pytest.mark.parametrize("kind", ["gpt", "resnet8-digits"])
 def test_settings_that_change_between_steps(kind, change, way):

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from dcil import SparseNet
 
-ALIGN = 8  # elements: tensor cores need views that start at multiples of 16 bytes, in bf16 too
+ALIGN = 8  # elements: tensor cores and cuDNN need tensors that start at multiples of 16 bytes, in bf16 too
 
 
 def view_at(flat: Tensor, start: int, shape: Iterable[int]) -> Tensor:
@@ -81,7 +81,7 @@ class FlatParameters:
                 place.copy_(layer.mask)
                 layer.mask.data = place
             live = [b for role in roles.values() for b in role if not isinstance(b, nn.Parameter)]
-            self.statistics = pack([b for b in live if b.dtype == torch.float32], torch.float32, self.device, 1)
+            self.statistics = pack([b for b in live if b.dtype == torch.float32], torch.float32, self.device, ALIGN)
             self.counters = pack([b for b in live if b.dtype == torch.int64], torch.int64, self.device, 1)
             self.gradient = torch.zeros_like(self.weights)
             held = [p for group in optimizer.param_groups for p in group["params"] if id(p) in self.packed.starts]
@@ -89,6 +89,8 @@ class FlatParameters:
             self.link_gradients()
             if momentum:
                 self._link_momentum(optimizer)
+            else:
+                lay_out_states(optimizer)
         self.leaf = self.weights.detach().requires_grad_()
 
     @property
@@ -110,6 +112,14 @@ class FlatParameters:
                     if (old := optimizer.state[parameter].get("momentum_buffer")) is not None:
                         place.copy_(old)
                     optimizer.state[parameter]["momentum_buffer"] = place
+
+
+def lay_out_states(optimizer: Optimizer) -> None:
+    """Lay out what the optimizer keeps for each parameter as the parameter itself: its fused kernels require it."""
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[key] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def roles_of(net: SparseNet) -> dict[str, list[Tensor]]:

@@ -203,7 +203,9 @@ class RecordedLoop:
         compiles = self.step is None or getattr(self.step.executor, "backend", None)
         if self.compiler is None or not compiles:
             return None
-        return RecordedLoop(self.net, self.optimizer, self.settings, self.parallel, self.counted_on_host, None)
+        plain = RecordedLoop(self.net, self.optimizer, self.settings, self.parallel, self.counted_on_host, None)
+        plain.changes = self.changes
+        return plain
 
     def surrender(self, once: bool, first: bool) -> None:
         """Leave the gradients of the parts that are done, if any, where an eager step adds to them."""
