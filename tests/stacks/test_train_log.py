@@ -34,10 +34,10 @@ def train(out: Path, *more: str) -> int:
 def test_events_are_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, epoch = tmp_path / "run", Trainer.epoch
 
-    def stop(self: Trainer, number: int, progress: Any, evaluate: bool = True) -> Any:
+    def stop(self: Trainer, number: int, *how: Any) -> Any:
         if number == 2:
             raise KeyboardInterrupt
-        return epoch(self, number, progress, evaluate)
+        return epoch(self, number, *how)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "epoch", stop)
