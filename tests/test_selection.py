@@ -12,7 +12,7 @@ from torch import nn
 
 from dcil import DPF, NM, Filter, Weight
 from dcil.method import StepContext
-from dcil.selection import count_changes, keep_largest, largest_among, radix_select
+from dcil.selection import MANY, SAMPLED, count_changes, keep_largest, kth_smallest, largest_among, radix_select
 from dcil.weight import PrunableWeight
 
 shapes = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(lambda s: (s[0], *s[1:]) if len(s) > 1 else (s[0], 1))
@@ -140,3 +140,24 @@ def test_radix_select_of_doubles():
     scores = torch.randn(1001, dtype=torch.double) * 1e-60
     for k in (1, 2, 500, 1000, 1001):
         assert radix_select(scores, k) == scores.kthvalue(k).values
+
+
+PLACES = torch.arange(MANY + 7)
+MANY_SCORES = {
+    "random": torch.rand(MANY + 7, generator=torch.Generator().manual_seed(1)),
+    "sorted": PLACES.float(),
+    "equal": torch.ones(MANY + 7),
+    "few values": (PLACES * 7919 % 5).float(),
+    "samples of the smallest": torch.where(PLACES % SAMPLED == 0, 0.0, 1.0 + PLACES),
+    "infinite": torch.where(PLACES % 3 == 0, torch.inf, PLACES.double()),
+}
+
+
+@pytest.mark.parametrize("scores", MANY_SCORES.values(), ids=MANY_SCORES)
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.95, 1.0])
+def test_many_scores_have_the_same_kth_smallest_and_exact_counts(scores, share):
+    k = max(1, int(share * len(scores)))
+    assert kth_smallest(scores, k) == scores.sort().values[k - 1]
+    kept = keep_largest(scores, k)
+    assert int(kept.sum()) == len(scores) - k
+    assert k == len(scores) or scores[kept].min() >= scores[~kept].max()

@@ -31,8 +31,10 @@ def keep_largest(scores: Tensor, pruned: int) -> Tensor:
     scores = without_nan(scores)
     threshold = kth_smallest(scores, pruned)
     above = scores > threshold
+    room = scores.numel() - pruned - above.count_nonzero()
+    if scores.device.type == "cpu" and room == 0:  # the usual case; elsewhere the question would wait for the device
+        return above
     tied = scores == threshold
-    room = scores.numel() - pruned - above.sum()
     return above | (tied & (tied.cumsum(0) <= room))
 
 
@@ -88,7 +90,7 @@ def count_changes(old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:
         return sharding.count_true(revived + dropped).view(2, -1).sum(1)
     before = torch.cat([_flatten(mask, like=mask) for mask in old])
     after = torch.cat([_flatten(mask, like=other) for other, mask in zip(old, new, strict=True)])
-    return torch.stack([(after & ~before).sum(), (before & ~after).sum()])
+    return torch.stack([(after & ~before).count_nonzero(), (before & ~after).count_nonzero()])
 
 
 def _flatten(mask: Tensor, like: Tensor) -> Tensor:
@@ -104,7 +106,26 @@ def kth_smallest(scores: Tensor, k: int) -> Tensor:
     """The k-th smallest score (from 1), as a tensor."""
     if scores.is_cuda and scores.dtype in (torch.float32, torch.float64):  # there kthvalue runs on a single processor
         return radix_select(scores, k)
+    if scores.device.type == "cpu" and scores.numel() >= MANY:
+        return kth_between_samples(scores, k)
     return scores.kthvalue(k).values
+
+
+#: From this many scores on a CPU, every SAMPLED-th is sorted to find out where the k-th smallest lies.
+MANY, SAMPLED = 100_000, 61
+
+
+def kth_between_samples(scores: Tensor, k: int) -> Tensor:
+    """The k-th smallest score, searched among the scores between two samples: a third of the time of searching all.
+
+    Where the samples mislead (they are regular, the scores may be as well), all are searched.
+    """
+    samples = scores[::SAMPLED].sort().values
+    place, spread, last = k / SAMPLED, 2 * samples.numel() ** 0.5, samples.numel() - 1
+    low, high = samples[max(0, int(place - spread))], samples[min(last, int(place + spread))]
+    near = scores[(scores >= low) & (scores <= high)]
+    left = k - int((scores < low).count_nonzero())
+    return near.kthvalue(left).values if 0 < left <= near.numel() else scores.kthvalue(k).values
 
 
 def radix_select(scores: Tensor, k: int) -> Tensor:

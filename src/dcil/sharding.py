@@ -92,7 +92,7 @@ def add_up(counts: Tensor, like: Tensor) -> Tensor:
 
 def count_true(masks: Sequence[Tensor]) -> Tensor:
     """How many elements of each mask are True, over all processes; on the device, a plain tensor."""
-    return add_up_each(torch.stack([local(mask).sum() for mask in masks]), masks)
+    return add_up_each(torch.stack([local(mask).count_nonzero() for mask in masks]), masks)
 
 
 def add_up_each(counts: Tensor, tensors: Sequence[Tensor]) -> Tensor:
