@@ -144,6 +144,10 @@ Geometry Planner::window_input(const Op& op, int value, Geometry& out) const {
   return in;
 }
 
+bool Planner::copies(int value, const Geometry& need) const {
+  return !p_.values[value].geometry.same_tiles(need) && !copies_.count({value, need.height, need.width, need.fill});
+}
+
 int Planner::with_window(int value, const Op& op, const Geometry& need) {
   const bool maximum = op.kind == Kind::MaxPool && !p_.values[value].nonnegative;
   if (maximum) {

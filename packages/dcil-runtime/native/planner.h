@@ -39,6 +39,8 @@ class Planner {
   Geometry window_input(const Op& op, int value, Geometry& out) const;
   /// The value itself with a wide enough halo, or a copy in the needed layout.
   int with_window(int value, const Op& op, const Geometry& need);
+  /// Would `with_window` copy the value, and is no such copy there yet?
+  bool copies(int value, const Geometry& need) const;
   /// The value, or a copy in such sub-tiles.
   int with_tiles(int value, const Geometry& tiles);
   /// The value, or a copy in sub-tiles if it is flat.

@@ -43,7 +43,7 @@ INLINE void finish(const QuantFinish& f, int channel, int y, int x, Floats t) {
   }
   const uint8_t* mask = f.mask ? f.mask + y * f.mask_row + x * BYTES : nullptr;
   const bool real = f.twin.data || f.act.kind != Act::None;
-  const U v = real ? finish_real(f, channel, y, x, t, mask) : narrowed(t);
+  const U v = real ? finish_real(f, channel, y, x, t, mask) : f.wild ? narrowed(t) : narrowed<false>(t);
   const U inside = smaller(larger(v, splat_byte(f.store.low)), splat_byte(f.store.high));
   store(spot(f.out, channel, y, x), outside(inside, mask, f.store.zero));
 }

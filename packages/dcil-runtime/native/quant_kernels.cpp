@@ -66,6 +66,19 @@ static void quantize(const QuantizeArgs& a) {
     }
 }
 
+static void quantize_tiles(const QuantizeTilesArgs& a) {
+  const U order = load(a.order);
+  for (int y = 0; y < a.height; y++)
+    for (int x = 0; x < a.width; x++) {
+      Floats f;
+      for (int r = 0; r < 4; r++) {
+        const float* p = a.from.data + (y + r / 2 * a.height) * a.from.row + (x + r % 2 * a.width) * LANES;
+        f.part[r] = load(p) * a.store.inverse + a.store.zero;
+      }
+      store(a.to.data + y * a.to.row + x * BYTES, permute(narrowed(f), order, U{}));
+    }
+}
+
 static void quant_mean(const QuantMeanArgs& a) {
   const int lanes = BYTES / a.images;  // of one image
   for (int c = a.c0; c < a.c1; c++) {
@@ -76,7 +89,11 @@ static void quant_mean(const QuantMeanArgs& a) {
         for (int r = 0; r < 4; r++) sums.part[r] += more.part[r];
       }
     int64_t total[LANES] = {};  // a group has at most as many images
-    for (int place = 0; place < BYTES; place++) total[order(place) / lanes] += sums.part[place / LANES][place % LANES];
+    const VI all = sums.part[0] + sums.part[1] + sums.part[2] + sums.part[3];
+    if (a.images == 1)
+      for (int l = 0; l < LANES; l++) total[0] += all[l];
+    else
+      for (int place = 0; place < BYTES; place++) total[order(place) / lanes] += sums.part[place / LANES][place % LANES];
     for (int n = 0; n < a.images; n++) a.out[long(n) * a.channels + c] = float(total[n] - a.zeros) * a.scale;
   }
 }
@@ -124,6 +141,7 @@ const QuantKernels& JOIN(quant_kernels_, ISA)() {
                                    ISA::quant_map,
                                    ISA::quant_pool,
                                    ISA::quantize,
+                                   ISA::quantize_tiles,
                                    ISA::quant_mean,
                                    ISA::quant_linear,
                                    ISA::order};

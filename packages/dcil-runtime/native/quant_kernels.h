@@ -41,6 +41,7 @@ struct QuantFinish {
   const float *twin_scale, *twin_shift;
   Store store, twin_store;
   Activation act, twin_act;  // act is none where the ends of `store` say all
+  bool wild;            // may t be 2^31 or more?
   const uint8_t* mask;  // per vector: 255 inside the image; null when the sub-tiles fit exactly
   long mask_row;
 };
@@ -105,6 +106,15 @@ struct QuantizeArgs {
   Store store;
 };
 
+/// The same from a layout of floats whose sub-tiles are twice as high and wide: each vector of u8 comes from four of them.
+struct QuantizeTilesArgs {
+  BytePlanes to;  // of one channel
+  Planes from;
+  int height, width;     // of a sub-tile of u8
+  const uint8_t* order;  // of the bytes that the four vectors become
+  Store store;
+};
+
 struct QuantLinearArgs {  // out[n][o] = scale[o] * sum_i w[o][i] * in[n][i] + offset[o]
   const uint8_t* in;
   const int8_t* dense;  // rows of `pitch` weights; null when the kept ones are given
@@ -127,6 +137,7 @@ struct QuantKernels {
   void (*map)(const QuantMapArgs&);
   void (*pool)(const QuantPoolArgs&);  // maximum
   void (*quantize)(const QuantizeArgs&);
+  void (*quantize_tiles)(const QuantizeTilesArgs&);
   void (*mean)(const QuantMeanArgs&);
   void (*linear)(const QuantLinearArgs&);
   int (*order)(int place);  // the byte of a vector that lies at `place` of its four vectors of sums

@@ -80,10 +80,12 @@ INLINE Sums integers(U v) {
            (VI)WIDE_OP(unpacklo_epi16)(high, none), (VI)WIDE_OP(unpackhi_epi16)(high, none)}};
 }
 
-/// Rounded to even, 0 to 255; not a number: 255.
+/// Rounded to even, 0 to 255; not a number: 255. Not `Wild`: numbers below 2^31 only.
+template <bool Wild = true>
 INLINE U narrowed(const Floats& f) {
   Wide n[4];
-  for (int r = 0; r < 4; r++) n[r] = WIDE_OP(cvtps_epi32)(smaller(f.part[r], splat(65536.0f)));  // below -2^31: -2^31
+  for (int r = 0; r < 4; r++)
+    n[r] = WIDE_OP(cvtps_epi32)((decltype(WIDE_OP(setzero_ps)()))(Wild ? smaller(f.part[r], splat(65536.0f)) : f.part[r]));
   return (U)WIDE_OP(packus_epi16)(WIDE_OP(packs_epi32)(n[0], n[1]), WIDE_OP(packs_epi32)(n[2], n[3]));
 }
 
@@ -114,6 +116,7 @@ INLINE void add_dots(Sums& sums, const Quad& q, int32_t weights) {
 INLINE Sums integers(U v) { return {{part_of(v, 0), part_of(v, 1), part_of(v, 2), part_of(v, 3)}}; }
 
 /// Rounded to even, 0 to 255; not a number: 255.
+template <bool Wild = true>
 INLINE U narrowed(const Floats& f) {
   U v;
   for (int r = 0; r < 4; r++) {

@@ -46,9 +46,9 @@ void add_table(const Program& p, int out, Cost& cost) {
   cost.work += table_entries(*to.layout) * to.shape.c;
 }
 
-std::vector<int32_t> table_between(const Program& p, int in, int out) {
+std::vector<int32_t> table_between(const Program& p, int in, int out, int sy = 1, int sx = 1) {
   const Layout &from = *p.values[size_t(in)].layout, &to = *p.values[size_t(out)].layout;
-  return gather_table(to, [&](int image, int y, int x) { return from.address(image, y, x); });
+  return gather_table(to, [&](int image, int y, int x) { return from.address(image, y * sy, x * sx); });
 }
 
 /// From one channel of a value to the next.
@@ -58,7 +58,27 @@ long channel_step(const Layout& l) { return l.geometry.flat ? 1 : l.plane(); }
 
 void Quantize::add_cost(const Program& p, Cost& cost) const { add_table(p, out, cost); }
 
+/// Is a sub-tile of u8 a quarter of one of floats?
+bool Quantize::halves(const Program& p) const {
+  const Layout &from = *p.values[size_t(in[0])].layout, &to = *p.values[size_t(out)].layout;
+  const Geometry &g = from.geometry, &t = to.geometry;
+  return !g.flat && !t.flat && g.height == 2 * t.height && g.width == 2 * t.width && !to.has_mask() &&
+         to.lanes.rows * t.height == to.shape.h && to.lanes.columns * t.width == to.shape.w;
+}
+
+void Quantize::build_order(const Program& p) {
+  const Lanes &floats = p.lanes, &all = p.lanes_of(p.values[size_t(out)]);
+  std::vector<int> byte_at(size_t(all.count));
+  for (int place = 0; place < all.count; place++) byte_at[size_t(place)] = p.kernels.quant->order(place);
+  for (int lane = 0; lane < all.count; lane++) {
+    const int image = lane / (all.rows * all.columns), row = lane / all.columns % all.rows, column = lane % all.columns;
+    const int from = (image * floats.rows + row / 2) * floats.columns + column / 2, part = row % 2 * 2 + column % 2;
+    order_.push_back(uint8_t(byte_at[size_t(part * floats.count + from)]));
+  }
+}
+
 void Quantize::build(const Program& p) {
+  if (halves(p)) return build_order(p);
   const Layout& to = *p.values[size_t(out)].layout;
   const size_t lanes = size_t(p.lanes_of(p.values[size_t(out)]).count);
   std::vector<int32_t> plain;
@@ -87,11 +107,20 @@ void Quantize::run(const Member& m) const {
   if (to.geometry.flat) return run_flat(m);
   const Covered covered(to);
   const Range own = share(to.shape.c, m);
+  const Store store = store_of(m.program.values[size_t(out)].quant);
+  if (!order_.empty()) {
+    const BytePlanes planes = m.arena.byte_planes(out);
+    const Planes source = m.arena.planes(in[0]);
+    for (int c = own.begin; c < own.end; c++)
+      m.program.kernels.quant->quantize_tiles({{planes.data + c * planes.plane, 0, planes.row},
+                                               {source.data + c * source.plane, 0, source.row},
+                                               to.geometry.height, to.geometry.width, order_.data(), store});
+    return exchange_bytes(m, out, own);
+  }
   uint8_t* first = covered.halo ? m.arena.bytes(out) : m.arena.byte_planes(out).data;
   for (int c = own.begin; c < own.end; c++)
     m.program.kernels.quant->quantize({first + c * to.plane(), to.row(), covered.rows, covered.width,
-                                       m.arena.value(in[0]) + c * channel_step(from), table_.data(),
-                                       store_of(m.program.values[size_t(out)].quant)});
+                                       m.arena.value(in[0]) + c * channel_step(from), table_.data(), store});
   if (!covered.halo) exchange_bytes(m, out, own);
 }
 
@@ -124,7 +153,7 @@ void Dequantize::run(const Member& m) const {
 
 void GatherBytes::add_cost(const Program& p, Cost& cost) const { add_table(p, out, cost); }
 
-void GatherBytes::build(const Program& p) { table_ = table_between(p, in[0], out); }
+void GatherBytes::build(const Program& p) { table_ = table_between(p, in[0], out, sy_, sx_); }
 
 void GatherBytes::run(const Member& m) const {
   const Layout &from = layout(m, in[0]), &to = layout(m, out);

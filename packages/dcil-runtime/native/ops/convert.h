@@ -14,8 +14,11 @@ class Quantize final : public Step {
 
  private:
   void run_flat(const Member& m) const;
+  bool halves(const Program& p) const;
+  void build_order(const Program& p);
 
   std::vector<int32_t> table_;  // see gather_table; each vector's entries in the order of its sums
+  Aligned<uint8_t> order_;      // or that of quantize_tiles
 };
 
 class Dequantize final : public Step {
@@ -32,13 +35,15 @@ class Dequantize final : public Step {
 
 class GatherBytes final : public Step {
  public:
-  GatherBytes(int from, int to) : Step("gather", nullptr, {from}, to) {}
+  /// Takes every `sy`-th row and `sx`-th column.
+  GatherBytes(int from, int to, int sy = 1, int sx = 1) : Step("gather int8", nullptr, {from}, to), sy_(sy), sx_(sx) {}
   void add_cost(const Program& p, Cost& cost) const override;
   void build(const Program& p) override;
   void run(const Member& m) const override;
   long bytes() const override { return long(table_.size()) * 4; }
 
  private:
+  const int sy_, sx_;
   std::vector<int32_t> table_;
 };
 

@@ -11,17 +11,31 @@ namespace dcil {
 
 namespace {
 
+/// One pixel, of every other.
+bool skips_pixels(const Window& w) {
+  return w.kh * w.kw == 1 && w.sy * w.sx > 1 && w.top + w.left + w.bottom + w.right == 0;
+}
+
 void plan_conv(Planner& planner, const Op& op) {
   const int from = planner.spatial(planner.bytes_of(op.in[0]));
   planner.set_bytes(op.in[0], from);
   Geometry tiles;
   const Geometry need = planner.window_input(op, from, tiles);
-  const int in = planner.with_window(from, op, need);
+  Window window = op.window;
+  int in;
+  if (skips_pixels(window) && planner.copies(from, need)) {  // copies only what the window reads
+    const Shape read{planner.value(from).shape.c, planner.shape_of(op.out).h, planner.shape_of(op.out).w};
+    in = planner.add_bytes(read, tiles, planner.value(from).quant);
+    planner.add_step<GatherBytes>(from, in, window.sy, window.sx);
+    window.sy = window.sx = 1;
+  } else {
+    in = planner.with_window(from, op, need);
+  }
   const int residual = op.residual < 0 ? -1 : planner.with_tiles(planner.bytes_of(op.residual), tiles);
   const Shape shape = planner.shape_of(op.out);
   planner.set_bytes(op.out, planner.add_bytes(shape, tiles, op.quant));
   if (op.twin >= 0) planner.set_bytes(op.twin, planner.add_bytes(shape, tiles, op.twin_quant));
-  QuantConv& step = planner.add_step<QuantConv>(op, in, planner.bytes_of(op.out));
+  QuantConv& step = planner.add_step<QuantConv>(op, in, planner.bytes_of(op.out), window);
   step.residual = residual;
   step.twin = op.twin < 0 ? -1 : planner.bytes_of(op.twin);
 }

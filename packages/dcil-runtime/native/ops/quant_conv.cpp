@@ -14,10 +14,15 @@ void Requantized::build(const Op& op, const Quant& in, const Quant& out, const Q
   residual_scale = float(residual_share);
   for (size_t o = 0; o < op.bias.size(); o++) {
     int64_t total = 0;
-    for (int64_t i = op.start[o]; i < op.start[o + 1]; i++) total += int64_t(op.weight[size_t(i)]);
+    double most = 0;
+    for (int64_t i = op.start[o]; i < op.start[o + 1]; i++) {
+      total += int64_t(op.weight[size_t(i)]);
+      most += 255 * std::fabs(double(op.weight[size_t(i)]));
+    }
     first.push_back(int32_t(-in.zero * total));
     scale.push_back(float(double(in.scale) * double(op.weight_scale[o]) / double(out.scale)));
     offset.push_back(float(double(op.bias[o]) / double(out.scale) + out.zero - residual_share * rest.zero));
+    wild |= !(most * double(scale.back()) + std::fabs(double(offset.back())) + 256 * residual_share < 2e9);
   }
 }
 
@@ -54,7 +59,7 @@ QuantFinish finish_of(const Member& m, const Step& step) {
 }
 
 void QuantConv::settle(const Program& p) {
-  const Window& w = op->window;
+  const Window& w = window;
   one_row = w.kh * w.kw * w.sy * w.sx == 1 && w.top + w.left == 0;
   for (int v : {in[0], out, residual, twin}) {
     if (v < 0) continue;
@@ -87,9 +92,9 @@ QuantConvArgs QuantConv::arguments(const Member& m) const {
   const Layout& to = layout(m, out);
   const BytePlanes from = m.arena.byte_planes(in[0]);
   QuantConvArgs a{};
-  a.in = from.data - op->window.top * from.row - long(op->window.left) * to.lanes.count;
-  a.row_step = from.row * op->window.sy;
-  a.column_step = long(to.lanes.count) * op->window.sx;
+  a.in = from.data - window.top * from.row - long(window.left) * to.lanes.count;
+  a.row_step = from.row * window.sy;
+  a.column_step = long(to.lanes.count) * window.sx;
   a.y1 = to.geometry.height;
   a.x1 = to.geometry.width;
   a.first = requantized_.first.data();
@@ -97,6 +102,7 @@ QuantConvArgs QuantConv::arguments(const Member& m) const {
   a.finish.scale = requantized_.scale.data();
   a.finish.offset = requantized_.offset.data();
   a.finish.residual_scale = requantized_.residual_scale;
+  a.finish.wild = requantized_.wild;
   const bool own = chosen.split == Split::Channels && m.parts > 1;
   a.groups = {packed.channel.data(), packed.start.data(), packed.stream.data(),
               own ? packed.parts[size_t(m.part)] : 0, own ? packed.parts[size_t(m.part) + 1] : packed.parts.back()};
@@ -105,7 +111,7 @@ QuantConvArgs QuantConv::arguments(const Member& m) const {
 
 const QuantTile& QuantConv::tile(const Member& m) const {
   const QuantKernels& k = *m.program.kernels.quant;
-  return (op->window.sx == 1 ? k.tiles : k.tiles_any)[chosen.tile];
+  return (window.sx == 1 ? k.tiles : k.tiles_any)[chosen.tile];
 }
 
 void QuantConv::run(const Member& m) const {
@@ -132,7 +138,7 @@ void QuantConv::run(const Member& m) const {
 std::string QuantConv::choice(const Program& p) const {
   static const char* const splits[] = {"", " by rows", " by channels"};
   const QuantTile& t = p.kernels.quant->tiles[chosen.tile];
-  const Window& w = op->window;
+  const Window& w = window;
   char text[160];
   std::snprintf(text, sizeof text, "%dx%d/%d kept %zu  int8 %dx%d, %d channels%s", w.kh, w.kw, w.sy, op->weight.size(),
                 t.rows, t.columns, t.width, splits[int(chosen.split)]);

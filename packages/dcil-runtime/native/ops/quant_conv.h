@@ -10,6 +10,7 @@ struct Requantized {
   std::vector<float> scale, offset;
   std::vector<int32_t> first;  // minus the zero point times the channel's weights
   float residual_scale = 0;
+  bool wild = false;  // may a number before rounding be 2^31 or more?
 
   void build(const Op& op, const Quant& in, const Quant& out, const Quant& residual);
   long bytes() const { return long(scale.size() + offset.size() + first.size()) * 4; }
@@ -17,7 +18,8 @@ struct Requantized {
 
 class QuantConv final : public Step {
  public:
-  QuantConv(const Op& op, int from, int to) : Step("conv int8", &op, {from}, to) {}
+  QuantConv(const Op& op, int from, int to, const Window& window)
+      : Step("conv int8", &op, {from}, to), window(window) {}
   void settle(const Program& p) override;
   void add_cost(const Program& p, Cost& cost) const override;
   void build(const Program& p) override;
@@ -30,6 +32,7 @@ class QuantConv final : public Step {
   std::string choice(const Program& p) const override;
   long macs(const Program& p) const override;
 
+  const Window window;   // the operator's, or one whose strides were taken out of the input
   bool one_row = false;  // as Conv's
   QuantChoice chosen;
   PackedGroups packed;

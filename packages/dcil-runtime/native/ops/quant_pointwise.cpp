@@ -46,6 +46,7 @@ void QuantMap::run(const Member& m) const {
   a.finish.scale = scale_.data();
   a.finish.offset = offset_.data();
   a.finish.residual_scale = residual_scale_;
+  a.finish.wild = true;
   a.c0 = own.begin;
   a.c1 = own.end;
   a.y1 = to.geometry.height;

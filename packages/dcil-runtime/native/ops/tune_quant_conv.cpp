@@ -101,7 +101,7 @@ void QuantTuner::share_out() {
 
 Tuner::Key QuantTuner::key() const {
   const QuantConv& s = step_;
-  const Window& w = s.op->window;
+  const Window& w = s.window;
   const Layout &in = *p_.values[size_t(s.in[0])].layout, &out = *p_.values[size_t(s.out)].layout;
   int bits = 0;  // kept weights to a quarter of a power of two
   for (double n = double(s.op->weight.size()) + 1; n > 1; n /= 1.19) bits++;
