@@ -47,14 +47,9 @@ def main(words: Sequence[str]) -> int:
     check_output(args.out)
     folder = RunFolder(args.run)
     net, config, record = load_net(folder), config_of(folder), folder.record()
-    notes = {
-        "method": config.method,
-        "sparsity": str(net.sparsity),
-        "granularity": config.granularity,
-        "model": config.model,
-        "dataset": config.dataset,
-        "run": str(args.run.resolve().name),
-    }
+    fields = ("method", "granularity", "model", "dataset")
+    notes = {name: getattr(config, name) for name in fields}
+    notes |= {"sparsity": str(net.sparsity), "run": str(args.run.resolve().name)}
     model = finished(folder, net)
     inputs = models.example(record["shape"], record["classes"], 1 if args.to == "cpu" else 2)
     if int8:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dcil import data, models
 from dcil.cli.parser import DATA_DIR, DATA_DIR_HELP, filepath, say, up_to, value_reader
+from dcil.data.batches import Batch
 from dcil.errors import UserError
 from dcil.export import Written, export_int8
 from dcil.export.int8 import BOUND
@@ -43,21 +46,22 @@ def is_wanted(args: argparse.Namespace) -> bool:
 
 def write_int8(args: argparse.Namespace, folder: RunFolder, model: nn.Module, notes: Mapping[str, str]) -> Written:
     """Write the plan and print what int8 changes."""
-    config = config_of(folder)
-    if models.reads_tokens(config.model):
-        raise UserError(f"int8 is for networks of images, got {config.model}, which reads tokens (export it in fp32)")
-    dataset = data.prepare(data.load(config.dataset, args.data_dir), config.tokens, config.length)
-    check_data(folder, describe_data(dataset))
-    if args.calibrate > dataset.train_size:
-        raise UserError(f"--calibrate must be at most the {dataset.train_size} training images, got {args.calibrate}")
-    batches = dataset.loader(min(BATCH, dataset.train_size), torch.device("cpu"), config.seed)
-    images, count = [], 0
-    for x, _ in batches.train(0):
-        images.append(x)
-        count += len(x)
-        if count >= args.calibrate:
-            break
-    written, change = export_int8(model, args.out, torch.cat(images)[: args.calibrate], batches.test(), notes)
+    images, test = calibration_images(folder, args.calibrate, args.data_dir)
+    written, change = export_int8(model, args.out, images, test, notes)
     for line in change.lines(args.bound):
         say(line)
     return written
+
+
+def calibration_images(folder: RunFolder, count: int, data_dir: Path) -> tuple[Tensor, Iterator[Batch]]:
+    """Return training images of a run, augmented as in its first epoch, and its test batches."""
+    config = config_of(folder)
+    if models.reads_tokens(config.model):
+        raise UserError(f"int8 is for networks of images, got {config.model}, which reads tokens (export it in fp32)")
+    dataset = data.prepare(data.load(config.dataset, data_dir), config.tokens, config.length)
+    check_data(folder, describe_data(dataset))
+    if count > dataset.train_size:
+        raise UserError(f"--calibrate must be at most the {dataset.train_size} training images, got {count}")
+    batches = dataset.loader(min(BATCH, dataset.train_size), torch.device("cpu"), config.seed)
+    images = [x for x, _ in itertools.islice(batches.train(0), -(-count // BATCH))]
+    return torch.cat(images)[:count].contiguous(), batches.test()

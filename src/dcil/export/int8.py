@@ -42,12 +42,13 @@ class Change:
 
     def lines(self, bound: float) -> list[str]:
         """Return what is printed of it."""
+        inside, kept = self.layers - len(self.kept), ", ".join(self.kept) or "none"
         costs = ", ".join(f"{name} {error:.1e}" for name, error in self.worst)
         lines = [
             f"top-1 {self.fp32:.2f} % in fp32, {self.int8:.2f} % in int8 ({self.int8 - self.fp32:+.2f} points) on "
             f"{self.images:,} test images, calibrated on {self.calibration:,}",
             f"layers that cost most, by the error of the outputs with each alone in int8: {costs}",
-            f"in int8: {self.layers - len(self.kept)} of {self.layers} layers; in fp32: {', '.join(self.kept) or 'none'}",
+            f"layers in int8: {inside} of {self.layers}; in fp32: {kept}",
         ]
         if self.fp32 - self.int8 > bound:
             more = "calibrate on more images, or export fp32"
