@@ -25,16 +25,20 @@ BASE = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall"
 KERNEL = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-Wno-ignored-attributes"]
 SETS = {"portable": ["-DLANES=4"], "wide": ["-DLANES=16", "-DFEW_TILES", "-O1"]}
 #: MANY_REGISTERS: 32 of them, for larger tiles.
+AVX512 = ["-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mfma", "-mprefer-vector-width=512"]
 PLATFORM_SETS = {
     "x86_64": {
         "avx2": ["-DLANES=8", "-mavx2", "-mfma"],
-        "avx512": [
-            *("-DLANES=16", "-DMANY_REGISTERS"),
-            *("-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mfma"),
-            "-mprefer-vector-width=512",
-        ],
+        "avx512": ["-DLANES=16", "-DMANY_REGISTERS", *AVX512],
     },
     "aarch64": {"neon": ["-DLANES=4", "-DMANY_REGISTERS"]},
+}
+#: For u8, besides those: with dot products of bytes.
+QUANT_SETS = {
+    "x86_64": {
+        "avxvnni": ["-DLANES=8", "-mavx2", "-mfma", "-mavxvnni"],
+        "avx512vnni": ["-DLANES=16", "-DMANY_REGISTERS", *AVX512, "-mavx512vnni", "-mavx512vbmi"],
+    },
 }
 DEFINED = {"x86_64": ["-DDCIL_X86"], "aarch64": ["-DDCIL_ARM"]}
 
@@ -88,7 +92,14 @@ def build(out: Path = OUT, extra: Sequence[str] = (), main: Sequence[Path] = ())
             [HERE / "kernels.cpp", f"{folder}/kernels_{name}.o", f"-DISA={name}", *KERNEL, *flags]
             for name, flags in sets.items()
         ]
-        plain = [file for file in sorted([*HERE.glob("*.cpp"), *HERE.glob("ops/*.cpp")]) if file.name != "kernels.cpp"]
+        # The last of two counts; GCC warns about its own header for AVX-512.
+        exact = [*KERNEL, "-ffp-contract=off", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+        jobs += [
+            [HERE / "quant_kernels.cpp", f"{folder}/quant_kernels_{name}.o", f"-DISA={name}", *exact, *flags]
+            for name, flags in {**sets, **QUANT_SETS.get(target, {})}.items()
+        ]
+        compiled = ("kernels.cpp", "quant_kernels.cpp")
+        plain = [file for file in sorted([*HERE.glob("*.cpp"), *HERE.glob("ops/*.cpp")]) if file.name not in compiled]
         jobs += [[file, f"{folder}/{file.name}.o"] for file in [*plain, *main]]
 
         def compile_one(job: list[Any]) -> str:

@@ -31,7 +31,7 @@ Cpu detect() {
   const bool ymm = (saved & 0x06) == 0x06, zmm = (saved & 0xe6) == 0xe6;
   cpu.avx2 = ymm && fma && bit(b, 5);
   cpu.avx512 = zmm && fma && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);  // F, DQ, BW, VL
-  cpu.avx512_vnni = cpu.avx512 && bit(c, 11);
+  cpu.avx512_vnni = cpu.avx512 && bit(c, 11) && bit(c, 1);
   cpu.avx_vnni = cpu.avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && bit(a, 4);
   return cpu;
 }

@@ -5,7 +5,7 @@ namespace dcil {
 
 struct Cpu {
   bool avx2 = false, avx512 = false;      // with FMA; avx512: F, VL, DQ and BW
-  bool avx512_vnni = false, avx_vnni = false;
+  bool avx512_vnni = false, avx_vnni = false;  // avx512_vnni: with VBMI
   bool neon = false, dot_product = false;  // every 64-bit ARM has NEON
 };
 

@@ -91,7 +91,8 @@ int Graph::add(Op op) {
   const Shape out = kind.shape(op, in);
   check_shape(out);
   check_fused(op, out);
-  if (!op.weight_scale.empty()) check_quantized_weights(op, quants_[size_t(op.in[0])]);
+  if (!op.weight_scale.empty())
+    check_quantized_weights(op, quants_[size_t(op.in[0])], op.residual < 0 ? Quant{} : quants_[size_t(op.residual)]);
   op.out = append(out, op.quant);
   if (op.twin >= 0) op.twin = append(out, op.twin_quant);
   ops_.push_back(std::move(op));

@@ -184,6 +184,8 @@ struct Tile {
   void (*conv_quads)(const ConvArgs&);      // null where four channels of a tile do not fit the registers
 };
 
+struct QuantKernels;
+
 struct KernelSet {
   const char* name;
   int lanes;
@@ -202,6 +204,7 @@ struct KernelSet {
   void (*norm_flat)(const NormArgs&);    // of a flat tensor
   void (*mean)(const MeanArgs&);
   void (*linear)(const LinearArgs&);
+  const QuantKernels* quant = nullptr;  // for u8, of as many bytes
 };
 
 constexpr int kMaxTile = 28;  // vectors; sizes the scratch

@@ -34,18 +34,27 @@ Layout::Layout(const Shape& s, const Geometry& g, const Lanes& l) : shape(s), ge
   }
   row_ = long(g.left + g.width + g.right) * l.count;
   plane_ = row_ * (g.top + g.height + g.bottom);
-  const long line = 16;  // floats in a cache line
+  const long line = 64 / l.bytes;  // elements in a cache line
   plane_ = ((plane_ + line - 1) / line | 1) * line;  // an odd number of lines spreads channels over the cache's sets
   origin_ = g.top * row_ + long(g.left) * l.count;
-  if (double(plane_) * s.c * 4 >= double(1L << 31)) throw Error("a tensor needs more than 2 GiB for one group of images");
+  if (double(plane_) * s.c * l.bytes >= double(1L << 31)) throw Error("a tensor needs more than 2 GiB for one group of images");
   size_ = plane_ * s.c;
-  keeps_zeros_ = beyond(g.top, g.height, g.bottom, l.rows) || beyond(g.left, g.width, g.right, l.columns);
+  keeps_zeros_ = l.bytes == 4 && (beyond(g.top, g.height, g.bottom, l.rows) || beyond(g.left, g.width, g.right, l.columns));
 }
 
 void Layout::build() {
   if (geometry.flat) return;
   build_mask();
   build_moves();
+  if (lanes.bytes == 1) narrow_tables();
+}
+
+/// Kernels for u8 read masks and orders of bytes.
+void Layout::narrow_tables() {
+  byte_mask_.assign(mask_.begin(), mask_.end());
+  byte_orders.assign(orders.begin(), orders.end());
+  mask_ = {};
+  orders = {};
 }
 
 long Layout::halo_vectors() const {
@@ -103,16 +112,18 @@ int Layout::order_of(int dy, int dx) {
 }
 
 /// Ordered by the row they come from, so that whoever computed some rows finds their moves in one piece. What no
-/// sub-tile holds stays zero for ever: it was written when the buffer was made.
+/// sub-tile holds stays zero for ever: it was written when the buffer was made. For u8, where zero may be another
+/// number, a move without an order writes it.
 void Layout::build_moves() {
   const Geometry& g = geometry;
   std::vector<std::vector<Move>> from_row(size_t(g.height));
+  const auto inner = [&](int y, int x) { return y >= 0 && y < g.height && x >= 0 && x < g.width; };
   const auto place = [&](int y, int x) { return int32_t(y * row_ + long(x) * lanes.count); };
   for (int y = -g.top; y < g.height + g.bottom; y++)
     for (int x = -g.left; x < g.width + g.right; x++) {
       const int dy = floor_div(y, g.height), dx = floor_div(x, g.width);
       const int order = dy || dx ? order_of(dy, dx) : -1;
-      if (order < 0) continue;
+      if (order < 0 && (lanes.bytes == 4 || inner(y, x))) continue;
       const int from_y = y - dy * g.height, from_x = x - dx * g.width;
       from_row[size_t(from_y)].push_back({place(y, x), place(from_y, from_x), order});
     }

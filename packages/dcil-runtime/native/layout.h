@@ -5,14 +5,18 @@
 
 #include "aligned.h"
 #include "graph.h"
+#include "quant_kernels.h"
 
 namespace dcil {
 
 /// The lanes of a vector: `images` x a grid of `rows` x `columns` sub-tiles.
 struct Lanes {
   int count, images, rows, columns;
+  int bytes = 4;  // of an element; 1: u8
 };
 Lanes arrange(int lanes, int images);
+/// Lanes of u8, in as many bytes as those of floats: every sub-tile becomes 2 x 2.
+inline Lanes byte_lanes(const Lanes& l) { return {4 * l.count, l.images, 2 * l.rows, 2 * l.columns, 1}; }
 
 /// How one tensor lies in memory. Flat tensors are [image][channel]; the others [channel][row][column][lane].
 struct Geometry {
@@ -46,9 +50,10 @@ class Layout {
   Layout(const Shape& shape, const Geometry& geometry, const Lanes& lanes);
   void build();
 
-  long floats() const { return size_; }  // of a whole group of images
+  long floats() const { return (size_ * lanes.bytes + 3) / 4; }  // of a whole group of images
   Planes planes(float* base) const { return {base + origin_, plane_, row_}; }
-  /// The float that holds pixel (y, x) of an image in channel 0, from the buffer's start.
+  BytePlanes planes(uint8_t* base) const { return {base + origin_, plane_, row_}; }  // of u8
+  /// The element that holds pixel (y, x) of an image in channel 0, from the buffer's start.
   long address(int image, int y, int x) const;
   /// Whoever gathers a plane leaves its halo to `moves`, unless these do not know what lies there: something else than
   /// zeros beyond the image, or pixels that no sub-tile holds, because the windows reach far and the output is small.
@@ -69,18 +74,22 @@ class Layout {
   long plane() const { return plane_; }
   long row() const { return row_; }
   const int32_t* mask() const { return mask_.empty() ? nullptr : mask_.data(); }
+  const uint8_t* byte_mask() const { return byte_mask_.empty() ? nullptr : byte_mask_.data(); }
   std::vector<Move> moves;  // fill the halo from the inner part; row y feeds moves_of_row[y] to moves_of_row[y + 1]
   std::vector<int> moves_of_row;
   Aligned<int32_t> orders;
+  Aligned<uint8_t> byte_orders;  // the same for u8, above 127: beyond the image
 
  private:
   void build_mask();
   void build_moves();
+  void narrow_tables();
   int order_of(int dy, int dx);
 
   long row_, plane_, origin_, size_;
   bool keeps_zeros_ = false;
   Aligned<int32_t> mask_;
+  Aligned<uint8_t> byte_mask_;
   std::map<std::pair<int, int>, int> known_orders_;
 };
 

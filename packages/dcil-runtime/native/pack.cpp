@@ -32,23 +32,6 @@ class Distances {
   int outputs_, inputs_;
 };
 
-/// Output channels dealt to `parts` threads so that each gets about the same number of weights; the fullest first,
-/// which also keeps neighbouring loops of similar length.
-std::vector<std::vector<int>> deal(const Op& op, int parts) {
-  std::vector<int> order(op.bias.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto kept = [&](int o) { return op.start[o + 1] - op.start[o]; };
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return kept(a) > kept(b); });
-  std::vector<std::vector<int>> own(parts);
-  std::vector<int64_t> load(parts, 0);
-  for (int o : order) {
-    const auto least = std::min_element(load.begin(), load.end()) - load.begin();
-    own[least].push_back(o);
-    load[least] += kept(o) + 8;  // 8: about what finishing a channel costs
-  }
-  return own;
-}
-
 Stream<Tap> pack_block(const Op& op, const Distances& where, const std::vector<std::vector<int>>& own, int low,
                        int high, bool skip_empty) {
   Stream<Tap> s;
@@ -96,6 +79,21 @@ Stream<QuadTap> pack_quads(const Op& op, const Distances& where, std::vector<std
 
 }  // namespace
 
+std::vector<std::vector<int>> deal_channels(const Op& op, int parts) {
+  std::vector<int> order(op.bias.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto kept = [&](int o) { return op.start[o + 1] - op.start[o]; };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return kept(a) > kept(b); });
+  std::vector<std::vector<int>> own(parts);
+  std::vector<int64_t> load(parts, 0);
+  for (int o : order) {
+    const auto least = std::min_element(load.begin(), load.end()) - load.begin();
+    own[least].push_back(o);
+    load[least] += kept(o) + 8;  // 8: about what finishing a channel costs
+  }
+  return own;
+}
+
 long Packed::bytes() const {
   size_t n = quads.taps.size() * sizeof(QuadTap) + (quads.channel.size() + quads.start.size()) * 4;
   for (const auto& b : blocks) n += b.taps.size() * sizeof(Tap) + (b.channel.size() + b.start.size()) * 4;
@@ -104,7 +102,7 @@ long Packed::bytes() const {
 
 Packed pack(const Op& op, const Layout& in, const Choice& choice, int threads) {
   const Distances where(op, in);
-  const auto own = deal(op, choice.split == Split::Channels ? threads : 1);
+  const auto own = deal_channels(op, choice.split == Split::Channels ? threads : 1);
   Packed packed;
   if (choice.method == Method::Quads) {
     packed.quads = pack_quads(op, where, own);

@@ -31,4 +31,8 @@ struct Packed {
 
 Packed pack(const Op& op, const Layout& in, const Choice& choice, int threads);
 
+/// Output channels dealt to `parts` threads so that each gets about the same number of weights; the fullest first,
+/// which also keeps neighbouring loops of similar length.
+std::vector<std::vector<int>> deal_channels(const Op& op, int parts);
+
 }  // namespace dcil

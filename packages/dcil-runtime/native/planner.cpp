@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "ops/convert.h"
 #include "ops/gather.h"
 
 namespace dcil {
@@ -38,21 +39,51 @@ void Planner::plan() {
   const auto& shapes = p_.graph.shapes();
   value_of_.assign(shapes.size(), -1);
   value_of_[0] = add_value(shapes[0], even_tiles(shapes[0]), false);
-  for (const Op& op : p_.graph.ops())
-    require(!op.quant && !op.twin_quant, "quantized tensors can be read, but not yet run");
-  for (const Op& op : p_.graph.ops()) operator_of(op.kind).plan(*this, op);
+  bytes_of_.assign(shapes.size(), -1);
+  for (const Op& op : p_.graph.ops()) {
+    if (!plan_quantized(*this, op)) operator_of(op.kind).plan(*this, op);
+    quantize(op.out);
+    if (op.twin >= 0) quantize(op.twin);
+  }
   p_.output = value_of_[p_.graph.output()];
 }
 
-Geometry Planner::even_tiles(const Shape& shape) const {
+/// A quantized tensor that was computed as floats is rounded to u8, for all that read it.
+void Planner::quantize(int tensor) {
+  const int from = value_of_[size_t(tensor)];
+  if (!quant_of(tensor) || bytes_of(tensor) >= 0) return;
+  const Value& v = value(from);
+  const Geometry tiles = v.geometry.flat ? flat_geometry() : even_tiles(v.shape, byte_lanes(p_.lanes));
+  set_bytes(tensor, add_bytes(v.shape, tiles, quant_of(tensor)));
+  add_step<Quantize>(from, bytes_of(tensor));
+  set_value(tensor, -1);
+}
+
+int Planner::value_of(int tensor) {
+  int& value = value_of_[size_t(tensor)];
+  if (value >= 0 || bytes_of(tensor) < 0) return value;
+  const Shape shape = p_.values[size_t(bytes_of(tensor))].shape;
+  const bool flat = p_.values[size_t(bytes_of(tensor))].geometry.flat;
+  value = add_value(shape, flat ? flat_geometry() : even_tiles(shape), quant_of(tensor).zero == 0);
+  add_step<Dequantize>(bytes_of(tensor), value);
+  return value;
+}
+
+Geometry Planner::even_tiles(const Shape& shape, const Lanes& lanes) const {
   Geometry g;
-  g.height = ceil_div(shape.h, p_.lanes.rows);
-  g.width = ceil_div(shape.w, p_.lanes.columns);
+  g.height = ceil_div(shape.h, lanes.rows);
+  g.width = ceil_div(shape.w, lanes.columns);
   return g;
 }
 
 int Planner::add_value(Shape shape, Geometry geometry, bool nonnegative) {
-  p_.values.push_back({shape, geometry, nullptr, nonnegative, -1});
+  p_.values.push_back({shape, geometry, nullptr, nonnegative, -1, {}});
+  return int(p_.values.size()) - 1;
+}
+
+int Planner::add_bytes(Shape shape, Geometry geometry, const Quant& quant) {
+  if (!geometry.flat) geometry.fill = float(quant.zero);
+  p_.values.push_back({shape, geometry, nullptr, quant.zero == 0, -1, quant});
   return int(p_.values.size()) - 1;
 }
 
@@ -64,13 +95,21 @@ int Planner::copied(int value, Geometry geometry) {
     return known->second;
   }
   const int copy = add_value(p_.values[value].shape, geometry, p_.values[value].nonnegative);
-  add_step<Gather>(value, copy);
+  p_.values[copy].quant = p_.values[value].quant;
+  if (p_.values[copy].quant)
+    add_step<GatherBytes>(value, copy);
+  else
+    add_step<Gather>(value, copy);
   copies_[{value, geometry.height, geometry.width, geometry.fill}] = copy;
   return copy;
 }
 
 int Planner::spatial(int value) {
-  return p_.values[value].geometry.flat ? copied(value, even_tiles(p_.values[value].shape)) : value;
+  const Value& v = p_.values[value];
+  if (!v.geometry.flat) return value;
+  Geometry tiles = even_tiles(v.shape, p_.lanes_of(v));
+  tiles.fill = float(v.quant.zero);
+  return copied(value, tiles);
 }
 
 int Planner::flat(int value) {
@@ -84,14 +123,17 @@ int Planner::flat(int value) {
 int Planner::with_tiles(int value, const Geometry& tiles) {
   if (p_.values[value].geometry.same_tiles(tiles)) return value;
   if (tiles.flat) return flat(value);
-  return copied(value, bare(tiles));
+  Geometry geometry = bare(tiles);
+  geometry.fill = float(p_.values[value].quant.zero);
+  return copied(value, geometry);
 }
 
-Geometry Planner::window_input(const Op& op, Geometry& out) const {
+Geometry Planner::window_input(const Op& op, int value, Geometry& out) const {
   const Window& w = op.window;
-  const Geometry& present = p_.values[value_of_[op.in[0]]].geometry;
-  const Geometry wanted = even_tiles(p_.graph.shapes()[op.out]);
+  const Geometry& present = p_.values[value].geometry;
+  const Geometry wanted = even_tiles(p_.graph.shapes()[op.out], p_.lanes_of(p_.values[value]));
   Geometry in;
+  in.fill = float(p_.values[value].quant.zero);
   out = Geometry();
   side_tiles(present.height, w.sy, wanted.height, in.height, out.height);
   side_tiles(present.width, w.sx, wanted.width, in.width, out.width);
@@ -102,11 +144,15 @@ Geometry Planner::window_input(const Op& op, Geometry& out) const {
   return in;
 }
 
+bool Planner::copies(int value, const Geometry& need) const {
+  return !p_.values[value].geometry.same_tiles(need) && !copies_.count({value, need.height, need.width, need.fill});
+}
+
 int Planner::with_window(int value, const Op& op, const Geometry& need) {
   const bool maximum = op.kind == Kind::MaxPool && !p_.values[value].nonnegative;
   if (maximum) {
     Geometry g = need;
-    g.fill = -std::numeric_limits<float>::infinity();
+    g.fill = p_.values[value].quant ? 0 : -std::numeric_limits<float>::infinity();
     return copied(value, g);
   }
   if (!p_.values[value].geometry.same_tiles(need)) return copied(value, need);

@@ -15,10 +15,10 @@
 namespace dcil {
 
 Program::Program(const Graph& g, const KernelSet& k, int images, int threads)
-    : graph(g), kernels(k), lanes(arrange(k.lanes, images)), threads(threads) {
+    : graph(g), kernels(k), lanes(arrange(k.lanes, images)), threads(threads), byte_lanes_(byte_lanes(lanes)) {
   Planner(*this).plan();
   if (double(lanes.count) * double(g.shapes()[0].size()) >= double(1L << 31)) throw Error("the input is too large");
-  for (Value& v : values) v.layout = std::make_unique<Layout>(v.shape, v.geometry, lanes);
+  for (Value& v : values) v.layout = std::make_unique<Layout>(v.shape, v.geometry, lanes_of(v));
   for (auto& step : steps) step->settle(*this);
   assign_slots();
 }
@@ -37,7 +37,7 @@ bool Program::may_replace(const Step& step, int now, const std::vector<int>& las
   const int operand = step.replaceable();
   if (operand < 0 || last_read[size_t(operand)] != now) return false;
   const Value &from = values[size_t(operand)], &to = values[size_t(step.out)];
-  return from.shape == to.shape && from.geometry == to.geometry;
+  return from.shape == to.shape && from.geometry == to.geometry && bool(from.quant) == bool(to.quant);
 }
 
 /// A new slot. But a value with zeros to keep takes one that lies in memory just the same if it is free at step `now`:

@@ -14,6 +14,7 @@ struct Value {
   std::unique_ptr<Layout> layout;
   bool nonnegative = false;
   int slot = -1;
+  Quant quant;  // set: the value is u8
 };
 
 class Program {
@@ -26,6 +27,7 @@ class Program {
   const KernelSet& kernels;
   const Lanes lanes;
   const int threads;
+  const Lanes& lanes_of(const Value& value) const { return value.quant ? byte_lanes_ : lanes; }
   std::vector<Value> values;
   std::vector<std::unique_ptr<Step>> steps;
   int output = 0;
@@ -43,7 +45,7 @@ class Program {
     Shape shape;
     Geometry geometry;
     bool keeps_zeros;
-    long floats;
+    long floats;  // of u8: a quarter of their number
     int from, until;
     long offset;
   };
@@ -52,6 +54,7 @@ class Program {
   void place_slots();
   bool may_replace(const Step& step, int now, const std::vector<int>& last_read) const;
 
+  const Lanes byte_lanes_;
   std::vector<Slot> slots_;
   long arena_ = 0;
 };
@@ -64,6 +67,8 @@ class Arena {
   Arena(const Arena&) = delete;
   float* value(int v) const { return data_ + program_.slot_offset(program_.values[v].slot); }
   Planes planes(int v) const { return program_.values[v].layout->planes(value(v)); }
+  uint8_t* bytes(int v) const { return reinterpret_cast<uint8_t*>(value(v)); }
+  BytePlanes byte_planes(int v) const { return program_.values[v].layout->planes(bytes(v)); }
 
  private:
   const Program& program_;

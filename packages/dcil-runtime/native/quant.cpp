@@ -6,11 +6,14 @@
 
 namespace dcil {
 
-void check_quantized_weights(const Op& op, const Quant& in) {
+void check_quantized_weights(const Op& op, const Quant& in, const Quant& residual) {
   // 255 * 127 for each kept weight must stay below 2^31.
   constexpr int64_t most = 65536;
   require(op.kind == Kind::Conv || op.kind == Kind::Linear, "only a convolution or linear layer has int8 weights");
   require(bool(in), "int8 weights need a quantized input");
+  const bool convolution = op.kind == Kind::Conv;
+  require(!convolution || (op.quant && (op.twin < 0 || op.twin_quant)), "an int8 convolution's output is not quantized");
+  require(!convolution || op.residual < 0 || residual, "an int8 convolution's residual is not quantized");
   require(op.weight_scale.size() == op.bias.size(), "a weight scale has another length than the output's channels");
   for (float scale : op.weight_scale)
     require(scale == 0 || is_scale(scale), "a weight scale is neither 0 nor between 1e-20 and 1e20");

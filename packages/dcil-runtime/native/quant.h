@@ -14,7 +14,8 @@ struct Quant {
 
 inline bool is_scale(float scale) { return scale >= 1e-20f && scale <= 1e20f; }
 
-/// Throws Error unless the operator's weights are int8, with a scale for each output channel, and its input is u8.
-void check_quantized_weights(const Op& op, const Quant& in);
+/// Throws Error unless the operator's weights are int8, with a scale for each output channel, and its input is u8; a
+/// convolution's other tensors too.
+void check_quantized_weights(const Op& op, const Quant& in, const Quant& residual);
 
 }  // namespace dcil

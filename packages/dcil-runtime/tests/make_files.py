@@ -11,6 +11,8 @@ from pathlib import Path
 
 import definition
 import numpy as np
+import quantized_definition
+from quantized_networks import int8_convolutions, int8_pointwise
 
 from dcil_runtime import Network, Op, write
 from dcil_runtime.format import RELU
@@ -129,7 +131,10 @@ def classifier() -> Network:
     return Network((3, 12, 12), ops, output_rank=2, notes={"run": 'a "quoted" Ünïcode name\n', "empty": ""})
 
 
-VERSIONS = {1: [convolutions, activations, twins, pools, maps, vectors, classifier]}
+VERSIONS = {
+    1: [convolutions, activations, twins, pools, maps, vectors, classifier],
+    2: [int8_convolutions, int8_pointwise],
+}
 
 
 def main() -> int:
@@ -144,7 +149,8 @@ def main() -> int:
                 continue
             write(network, file)
             np.save(file.with_suffix(".in0.npy"), x)
-            np.save(file.with_suffix(".out0.npy"), definition.run(network, x).astype(np.float32))
+            meaning = definition.run if version == 1 else quantized_definition.run
+            np.save(file.with_suffix(".out0.npy"), meaning(network, x).astype(np.float32))
             sys.stdout.write(f"{file}\n")
     return 0
 

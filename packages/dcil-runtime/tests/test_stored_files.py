@@ -8,6 +8,7 @@ from pathlib import Path
 import definition
 import numpy as np
 import pytest
+import quantized_definition
 from make_files import FILES
 
 from dcil_runtime import PlanError, instruction_set, load, read, write
@@ -48,6 +49,12 @@ def test_what_is_read_from_a_stored_file_can_be_written_again(file, tmp_path):
 def test_outputs_of_version_1_are_those_of_the_definition(file):
     x, y = arrays(file)
     assert np.abs(definition.run(read(file), x) - y).max() <= 1e-6 * np.abs(y).max()
+
+
+@every([file for file in STORED if file.stem.startswith("int8_")])
+def test_outputs_of_int8_files_are_those_of_the_definition(file):
+    x, y = arrays(file)
+    assert np.abs(quantized_definition.run(read(file), x) - y).max() <= 1e-6 * np.abs(y).max()
 
 
 def test_the_files_of_version_1_have_every_operator_and_option_of_it():

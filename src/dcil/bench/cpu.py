@@ -1,6 +1,7 @@
 """Time sparse inference on this CPU: dcil_runtime and every other engine installed, in turns in one run.
 
-Ratios are to the fastest dense fp32 engine. Dense INT8 is listed too, because a pruned fp32 network competes with it.
+Ratios are to the fastest dense fp32 engine, and to the fastest dense INT8 engine, which ignores zeros too. INT8 is
+calibrated on training images of a run (--calibrate) and then has its top-1 beside its speed; on noise without them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib.metadata
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 
 from dcil import models
 from dcil.bench.clock import in_turns, repeated_ms
-from dcil.bench.engines import DENSE, INT8, SPARSE, Make, Run
+from dcil.bench.engines import DENSE, INT8, QUANTIZED, SPARSE, Make, Run
 from dcil.runs.environment import environment
 from dcil.runs.outputs import write_output_text
 from dcil.scope import ERK, Scope, Uniform
@@ -41,13 +42,16 @@ class Case:
     models: dict[str, nn.Module]  # by what its masks are called
     x: Tensor
     threads: int
+    images: Tensor  # that INT8 is calibrated on
+    test: tuple[Tensor, Tensor] | None = None  # images and labels, for top-1
 
 
 @dataclass
 class Timing:
     """Milliseconds per batch: the median of the rounds' medians, and the least of all, less affected by a busy machine.
 
-    ``masks`` is empty for dense engines, ``error`` relative to torch; ``failed`` says why an engine did not run.
+    ``masks`` is empty for dense engines, ``error`` relative to torch, ``top1`` in percent; ``failed`` says why an
+    engine did not run.
     """
 
     engine: str
@@ -57,6 +61,7 @@ class Timing:
     rounds: list[float] = field(default_factory=list)
     error: float = float("nan")
     failed: str = ""
+    top1: float | None = None
 
 
 #: How random masks are spread over the convolutions.
@@ -108,14 +113,27 @@ def started(make: Make, case: Case, masks: str, timing: Timing) -> Run:
     """Build the engine and compare its first output with torch's."""
     with torch.no_grad():
         want = case.models[masks](case.x).numpy()
-    run = make(case.models[masks], case.x, case.threads)
+    run = make(case.models[masks], case.x, case.threads, case.images)
     timing.error = float(np.abs(np.asarray(run()) - want).max() / np.abs(want).max())
+    if case.test is not None and timing.engine in QUANTIZED:
+        timing.top1 = top1(run, case.test, len(case.x))
+    elif case.test is not None:  # what an fp32 engine differs by changes no prediction
+        with torch.no_grad():
+            timing.top1 = top1(lambda x: case.models[masks](torch.from_numpy(x)).numpy(), case.test, len(case.x))
     return run
 
 
-def best_dense(timings: Sequence[Timing]) -> tuple[float, float]:
-    """Return the median and the least time of the fastest dense fp32 engine."""
-    ran = [t for t in timings if t.engine in DENSE and not t.failed]
+def top1(run: Run, test: tuple[Tensor, Tensor], batch: int) -> float:
+    """Return top-1 in percent on the test images that fill whole batches."""
+    images, labels = test[0].numpy(), test[1].numpy()
+    starts = range(0, len(images) - batch + 1, batch)
+    right = [np.asarray(run(images[i : i + batch])).argmax(1) == labels[i : i + batch] for i in starts]
+    return 100 * float(np.concatenate(right).mean())
+
+
+def best_dense(timings: Sequence[Timing], engines: Container[str] = DENSE) -> tuple[float, float]:
+    """Return the median and the least time of the fastest dense engine, of fp32 or others."""
+    ran = [t for t in timings if t.engine in engines and not t.failed]
     nothing = float("nan")
     return min((t.ms for t in ran), default=nothing), min((t.least for t in ran), default=nothing)
 
@@ -153,19 +171,35 @@ def machine() -> dict[str, Any]:
 def table_of(case: Case, timings: Sequence[Timing]) -> Table:
     title = f"{case.name}, batch {len(case.x)}, {case.threads} thread{'s' * (case.threads > 1)}"
     table = Table(box=SIMPLE, padding=0, title=title)
-    for column in ("engine", "masks", "ms", "least ms", "x best dense fp32", "by least", "error"):
+    for column in (
+        "engine",
+        "masks",
+        "ms",
+        "least ms",
+        "x best dense fp32",
+        "by least",
+        "x best int8",
+        "error",
+        "top-1",
+    ):
         table.add_column(column, no_wrap=True)
     best, best_least = best_dense(timings)
+    int8, _ = best_dense(timings, INT8)
     for t in (t for t in timings if not t.failed):
         ratios = f"{best / t.ms:.2f}", f"{best_least / t.least:.2f}"
-        table.add_row(t.engine, t.masks, f"{t.ms:.3f}", f"{t.least:.3f}", *ratios, f"{t.error:.0e}")
+        score = "" if t.top1 is None else f"{t.top1:.2f}"
+        table.add_row(
+            t.engine, t.masks, f"{t.ms:.3f}", f"{t.least:.3f}", *ratios, f"{int8 / t.ms:.2f}", f"{t.error:.0e}", score
+        )
     return table
 
 
 def record_of(case: Case, timings: Sequence[Timing]) -> dict[str, Any]:
-    best, best_least = best_dense(timings)
-    rows = [
-        {**asdict(t), **({} if t.failed else {"ratio": best / t.ms, "ratio_least": best_least / t.least})}
-        for t in timings
-    ]
+    (best, best_least), (int8, int8_least) = best_dense(timings), best_dense(timings, INT8)
+    rows = []
+    for t in timings:
+        ratios = {"ratio": best / t.ms, "ratio_least": best_least / t.least}
+        if int8 == int8:  # an int8 engine ran
+            ratios |= {"ratio_int8": int8 / t.ms, "ratio_int8_least": int8_least / t.least}
+        rows.append({**asdict(t), **({} if t.failed else ratios)})
     return {"network": case.name, "batch": len(case.x), "threads": case.threads, "best_dense_ms": best, "rows": rows}

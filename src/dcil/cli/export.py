@@ -18,6 +18,7 @@ from rich.table import Table
 from torch import nn
 
 from dcil import SparseNet, models
+from dcil.cli import export_int8
 from dcil.cli.eval import cost_table, finished, layer_table, unit_of
 from dcil.cli.parser import Parser, say, utf8_path, whole
 from dcil.export import BLOCKS, FORMATS, PROGRAMS, Compact, Written, check_options, compact, export
@@ -34,24 +35,27 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("run", type=utf8_path, metavar="RUN", help="run folder")
     parser.add_argument("--to", required=True, metavar="FORMAT", help=", ".join([*FORMATS, *PROGRAMS]))
     parser.add_argument("--out", required=True, type=utf8_path, metavar="FILE", help="the file to write")
-    parser.add_argument("--dtype", default=None, help=f"fp32 (default), fp16, bf16; fp32 only: {', '.join(PROGRAMS)}")
+    parser.add_argument(
+        "--dtype", default=None, help=f"fp32 (default), fp16, bf16, cpu: int8; fp32 only: {', '.join(PROGRAMS)}"
+    )
     parser.add_argument("--compact", action="store_true", help="with --to onnx: write the compact network")
     parser.add_argument("--block", type=whole, default=None, help="compact: channels in multiples of it (1; onnx: 8)")
+    export_int8.add_arguments(parser)
     args = parser.parse(words)
-    check_options(args.to, args.dtype, args.compact, args.block)
+    int8 = export_int8.is_wanted(args)
+    check_options(args.to, None if int8 else args.dtype, args.compact, args.block)
     check_output(args.out)
     folder = RunFolder(args.run)
     net, config, record = load_net(folder), config_of(folder), folder.record()
-    notes = {
-        "method": config.method,
-        "sparsity": str(net.sparsity),
-        "granularity": config.granularity,
-        "model": config.model,
-        "dataset": config.dataset,
-        "run": str(args.run.resolve().name),
-    }
+    fields = ("method", "granularity", "model", "dataset")
+    notes = {name: getattr(config, name) for name in fields}
+    notes |= {"sparsity": str(net.sparsity), "run": str(args.run.resolve().name)}
     model = finished(folder, net)
     inputs = models.example(record["shape"], record["classes"], 1 if args.to == "cpu" else 2)
+    if int8:
+        written = export_int8.write_int8(args, folder, model, notes)
+        show(net, measure_cost(model, inputs), None, unit_of(record["shape"]), args.to, written, "int8")
+        return 0
     written = export(model, args.to, args.out, notes, inputs, dtype=args.dtype, small=args.compact, block=args.block)
     cost = measure_cost(model, inputs[:1])
     small = None
@@ -76,14 +80,14 @@ def remarks(model: nn.Module, to: str, small: Compact | None, as_large: bool) ->
             yield f"stays dense there, {why}: {', '.join(name for name in left if left[name] == why)}"
 
 
-def show(net: SparseNet, cost: Cost, small: Cost | None, unit: str, to: str, written: Written) -> None:
+def show(net: SparseNet, cost: Cost, small: Cost | None, unit: str, to: str, written: Written, how: str = "") -> None:
     console = Console()
     console.print(layer_table(cost))
     console.print(cost_table(net, cost, unit, small))
     console.print(size_table(to, written))
     kept = sum(int(mask.sum()) for mask in net.masks.values())
     total = sum(mask.numel() for mask in net.masks.values())
-    how = "computes the same" if to in PROGRAMS else "read back and equal"
+    how = how or ("computes the same" if to in PROGRAMS else "read back and equal")
     off = "" if written.error is None else f"; outputs differ by at most {written.error:.1e}"
     say(f"{written.file}: {to}, {written.size:,} bytes, {kept:,} of {total:,} prunable weights kept; {how}{off}")
 

@@ -4,6 +4,7 @@ from dcil.export.compact.layers import Cut
 from dcil.export.compact.optimizer import carry_optimizer
 from dcil.export.compact.shrink import Compact, compact
 from dcil.export.formats import BLOCKS, DTYPES, FORMATS, PROGRAMS, check_options
+from dcil.export.int8 import Change, export_int8
 from dcil.export.plain import read_torch
 from dcil.export.semi import SemiStructured, load_semi, read_semi, to_semi_structured
 from dcil.export.sparse import load_sparse, read_sparse
@@ -15,6 +16,7 @@ __all__ = [
     "DTYPES",
     "FORMATS",
     "PROGRAMS",
+    "Change",
     "Compact",
     "Cut",
     "SemiStructured",
@@ -24,6 +26,7 @@ __all__ = [
     "check_target",
     "compact",
     "export",
+    "export_int8",
     "load_semi",
     "load_sparse",
     "read_semi",

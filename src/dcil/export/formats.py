@@ -42,11 +42,13 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def check_options(to: str, dtype: str | None, small: bool, block: int | None) -> None:
-    """Refuse options that do not exist or have no effect on the format ``to``."""
+    """Refuse options that do not exist or have no effect on the format ``to``; int8 is `export_int8`'s."""
     if to not in FORMATS and to not in PROGRAMS:
         raise unknown("export format", to, [*FORMATS, *PROGRAMS])
+    if dtype == "int8":
+        raise UserError(f"int8 goes with cpu and needs images to calibrate on (dcil.export.export_int8), got {to}")
     if dtype is not None and dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
+        raise unknown("dtype", dtype, [*DTYPES, "int8"])
     if to in PROGRAMS and dtype not in (None, "fp32"):
         raise UserError(f"{to} is written in fp32 only, got dtype {dtype}, which goes with {', '.join(FORMATS)}")
     if small and to not in BLOCKS:

@@ -5,6 +5,7 @@
 #include <vector>
 
 int check_networks();
+int check_quantized();
 int check_stored(const std::vector<std::string>& files);
 int check_mutants(const std::vector<std::string>& files, double seconds, uint32_t seed);
 

@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
   const auto from = [&](size_t i) { return std::vector<std::string>(words.begin() + long(i), words.end()); };
   const std::string what = words.empty() ? "networks" : words[0];
   try {
-    if (what == "networks") return check_networks() != 0;
+    if (what == "networks") return check_networks() + check_quantized() != 0;
     if (what == "stored" && words.size() > 1) return check_stored(from(1)) != 0;
     if (what == "mutants" && words.size() > 3)
       return check_mutants(from(3), std::atof(words[1].c_str()), uint32_t(std::atol(words[2].c_str()))) != 0;
