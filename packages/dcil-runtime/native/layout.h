@@ -13,15 +13,20 @@ struct Lanes {
   int count, images, rows, columns;
 };
 Lanes arrange(int lanes, int images);
+/// The same images, each in one row of sub-tiles.
+inline Lanes in_line(const Lanes& l) { return {l.count, l.images, 1, l.rows * l.columns}; }
 
 /// How one tensor lies in memory. Flat tensors are [image][channel]; the others [channel][row][column][lane].
 struct Geometry {
   bool flat = false;
+  bool line = false;          // one row of pixels (tokens): an image's lanes are a single row of sub-tiles
   int height = 1, width = 1;  // of a sub-tile
   int top = 0, left = 0, bottom = 0, right = 0;  // halo
   float fill = 0;                                // beyond the image
   bool operator==(const Geometry& o) const;
-  bool same_tiles(const Geometry& o) const { return flat == o.flat && height == o.height && width == o.width; }
+  bool same_tiles(const Geometry& o) const {
+    return flat == o.flat && line == o.line && height == o.height && width == o.width;
+  }
 };
 
 /// Flat, and the sub-tiles of a geometry without its halo.
@@ -33,6 +38,7 @@ inline Geometry flat_geometry() {
 inline Geometry bare(const Geometry& tiles) {
   Geometry g;
   g.flat = tiles.flat;
+  g.line = tiles.line;
   g.height = tiles.height;
   g.width = tiles.width;
   return g;

@@ -37,17 +37,22 @@ bool clamps_at_zero(const Activation& act) {
 void Planner::plan() {
   const auto& shapes = p_.graph.shapes();
   value_of_.assign(shapes.size(), -1);
-  value_of_[0] = add_value(shapes[0], even_tiles(shapes[0]), false);
+  for (int i = 0; i < p_.graph.inputs(); i++) {
+    const bool whole = p_.graph.type(i) == Type::Int64;
+    value_of_[size_t(i)] = add_value(shapes[size_t(i)], whole ? flat_geometry() : even_tiles(shapes[size_t(i)]), false);
+  }
   for (const Op& op : p_.graph.ops())
     require(!op.quant && !op.twin_quant, "quantized tensors can be read, but not yet run");
   for (const Op& op : p_.graph.ops()) operator_of(op.kind).plan(*this, op);
-  p_.output = value_of_[p_.graph.output()];
+  for (int tensor : p_.graph.outputs()) p_.outputs.push_back(value_of_[size_t(tensor)]);
 }
 
 Geometry Planner::even_tiles(const Shape& shape) const {
   Geometry g;
-  g.height = ceil_div(shape.h, p_.lanes.rows);
-  g.width = ceil_div(shape.w, p_.lanes.columns);
+  g.line = shape.h == 1 && shape.w > 1;
+  const Lanes grid = g.line ? in_line(p_.lanes) : p_.lanes;
+  g.height = ceil_div(shape.h, grid.rows);
+  g.width = ceil_div(shape.w, grid.columns);
   return g;
 }
 
@@ -58,14 +63,15 @@ int Planner::add_value(Shape shape, Geometry geometry, bool nonnegative) {
 
 /// A copy in another layout; consumers that need the same sub-tiles share it.
 int Planner::copied(int value, Geometry geometry) {
-  const auto known = copies_.find({value, geometry.height, geometry.width, geometry.fill});
+  const auto key = std::make_tuple(value, geometry.height, geometry.width, geometry.line, geometry.fill);
+  const auto known = copies_.find(key);
   if (known != copies_.end()) {
     widen(p_.values[known->second].geometry, geometry);
     return known->second;
   }
   const int copy = add_value(p_.values[value].shape, geometry, p_.values[value].nonnegative);
   add_step<Gather>(value, copy);
-  copies_[{value, geometry.height, geometry.width, geometry.fill}] = copy;
+  copies_[key] = copy;
   return copy;
 }
 
@@ -90,9 +96,15 @@ int Planner::with_tiles(int value, const Geometry& tiles) {
 Geometry Planner::window_input(const Op& op, Geometry& out) const {
   const Window& w = op.window;
   const Geometry& present = p_.values[value_of_[op.in[0]]].geometry;
-  const Geometry wanted = even_tiles(p_.graph.shapes()[op.out]);
-  Geometry in;
+  const Shape &from = p_.graph.shapes()[size_t(op.in[0])], &to = p_.graph.shapes()[size_t(op.out)];
+  Geometry wanted = even_tiles(to), in;
   out = Geometry();
+  in.line = out.line = even_tiles(from).line && to.h == 1;  // both in the same lanes
+  if (in.line != wanted.line) {
+    const Lanes grid = in.line ? in_line(p_.lanes) : p_.lanes;
+    wanted.height = ceil_div(to.h, grid.rows);
+    wanted.width = ceil_div(to.w, grid.columns);
+  }
   side_tiles(present.height, w.sy, wanted.height, in.height, out.height);
   side_tiles(present.width, w.sx, wanted.width, in.width, out.width);
   in.top = w.top;

@@ -44,7 +44,7 @@ class Planner {
   int copied(int value, Geometry geometry);
 
   Program& p_;
-  std::map<std::tuple<int, int, int, float>, int> copies_;  // value, height and width of sub-tiles, fill -> copy
+  std::map<std::tuple<int, int, int, bool, float>, int> copies_;  // value, height, width and line of sub-tiles, fill -> copy
   std::vector<int> value_of_;
 };
 

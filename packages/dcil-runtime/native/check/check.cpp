@@ -164,9 +164,11 @@ bool check_dealt_quads(const KernelSet& kernels) {
     Aligned<float> scratch(size_t(program.scratch_floats()));
     const Member m{program, arena, scratch.data(), 0, 1};
     std::vector<float> y(size_t(graph.shapes()[2].size()));
-    load_input(m, x.data(), 1);
+    const void* const in[] = {x.data()};
+    load_inputs(m, in, 0, 1);
     run_steps(m, alone);
-    store_output(m, y.data(), 1);
+    void* const out[] = {y.data()};
+    store_outputs(m, out, 0, 1);
     return y;
   };
   const auto want = result();
