@@ -5,7 +5,6 @@
 // windows of `shape.w` that attend to themselves alone. `table` holds what is added, as [shape.c windows, or 1 for all]
 // [shape.h heads, or 1 for all][key][query]. With count_pad the last input has a number to add for each key.
 #include <algorithm>
-#include <numeric>
 
 #include "../cost.h"
 #include "../planner.h"
@@ -52,7 +51,7 @@ class Attention final : public Step {
     return long(shape.h) * shape.w * s.tokens * (s.depth + s.width) * op->groups * p.lanes.images;
   }
   long bytes() const override {
-    long all = long(channels_.size() * sizeof(Channel) + tokens_.size() * 4) + to_.bytes();
+    long all = long(channels_.size() * sizeof(Channel)) + to_.bytes();
     for (const Places& p : from_) all += p.bytes();
     return all;
   }
@@ -62,29 +61,31 @@ class Attention final : public Step {
     size_t input;
     int channel;
   };
-  /// The numbers of one channel of one image, by pixel.
+  /// The numbers of one channel of one image, by token.
   struct Plane {
     const float* numbers;
     const int32_t* at;
-    float operator[](uint32_t pixel) const { return numbers[at[pixel]]; }
+    float operator[](int token) const { return numbers[at[token]]; }
   };
   Sizes sizes(const Program& p) const { return {*op, p.values[size_t(out)].shape, p.lanes.count}; }
-  Plane plane(const Member& m, size_t number, int image) const;
+  Plane plane(const Member& m, size_t number, int image, long first) const;
+  void pack(const Member& m, const Sizes& s, int image, int window, int head, float* query, float* key, float* value) const;
+  void settle_direct(const Program& p);
   void attend(const Member& m, int image, int window, int head) const;
 
   std::vector<Channel> channels_;
-  std::vector<uint32_t> tokens_;  // pixels, window by window
-  std::vector<Places> from_;  // of every input with channels
+  std::vector<Places> from_;  // of every input with channels; their pixels in the order of tokens, window by window
   Places to_;
+  bool direct_ = false;  // queries and results lie as the kernel takes them
 };
 
 void Attention::add_cost(const Program& p, Cost& cost) const {
   const Layout& to = *p.values[size_t(out)].layout;
   const Sizes s = sizes(p);
   const double pixels = double(to.shape.h) * to.shape.w, each = double(s.tokens) * (s.depth + s.width + 4) + 2 * s.depth;
-  cost.tables += double(op->index.size()) * sizeof(Channel) + 4 * pixels + Places::bytes(to);
+  cost.tables += double(op->index.size()) * sizeof(Channel) + Places::bytes(to);
   for (int v : in) cost.tables += sizeof(Places) + Places::bytes(*p.values[size_t(v)].layout);
-  cost.passing = std::max(cost.passing, 8.0 * double(in.size() + 1));
+  cost.passing = std::max(cost.passing, 8.0 * double(in.size() + 1) + 4 * pixels);
   cost.work += pixels * each * op->groups * p.lanes.images;
 }
 
@@ -100,14 +101,52 @@ void Attention::build(const Program& p) {
     const size_t i = size_t(std::upper_bound(first.begin(), first.end(), int(index)) - first.begin()) - 1;
     channels_.push_back({i, int(index) - first[i]});
   }
-  tokens_ = op->tokens;
-  if (tokens_.empty()) tokens_.resize(to_.at.size()), std::iota(tokens_.begin(), tokens_.end(), 0u);
+  settle_direct(p);
+  if (op->tokens.empty()) return;
+  const auto reorder = [&](std::vector<int32_t>& at) {
+    const std::vector<int32_t> before = at;
+    for (size_t t = 0; t < at.size(); t++) at[t] = before[op->tokens[t]];
+  };
+  for (Places& places : from_) reorder(places.at);
+  reorder(to_.at);
 }
 
-Attention::Plane Attention::plane(const Member& m, size_t number, int image) const {
+/// One image, all of whose pixels attend to each other, without halos: vectors of a plane are vectors of queries, in an
+/// order that the softmax does not see.
+void Attention::settle_direct(const Program& p) {
+  direct_ = p.lanes.images == 1 && op->tokens.empty() && op->table.empty() && sizes(p).tokens == int(to_.at.size());
+  for (size_t i = 0; i <= from_.size(); i++) {
+    const Geometry& g = p.values[size_t(i < from_.size() ? in[i] : out)].geometry;
+    direct_ &= g.top + g.left + g.bottom + g.right == 0;
+  }
+  for (size_t c = 0; c < size_t(op->groups) * size_t(op->window.kh); c++)
+    if (c % size_t(op->window.kh))
+      direct_ &= channels_[c].input == channels_[c - 1].input && channels_[c].channel == channels_[c - 1].channel + 1;
+}
+
+Attention::Plane Attention::plane(const Member& m, size_t number, int image, long first) const {
   const Channel& c = channels_[number];
   const Places& places = from_[c.input];
-  return {m.arena.value(in[c.input]) + c.channel * places.plane + image * places.image, places.at.data()};
+  return {m.arena.value(in[c.input]) + c.channel * places.plane + image * places.image, places.at.data() + first};
+}
+
+void Attention::pack(const Member& m, const Sizes& s, int image, int window, int head, float* query, float* key,
+                     float* value) const {
+  const size_t keys = size_t(op->groups) * size_t(s.depth), own = size_t(head) * size_t(s.depth);
+  const long first = long(window) * s.tokens;
+  for (int d = 0; d < s.depth; d++) {
+    const Plane q = plane(m, own + size_t(d), image, first), k = plane(m, keys + own + size_t(d), image, first);
+    for (int t = 0; t < s.tokens && !direct_; t++) query[d * s.row + t] = q[t];
+    for (int j = 0; j < s.tokens; j += kPanel) {
+      float* panel = key + long(j) * s.depth + d * kPanel;
+      for (int t = j; t < std::min(j + kPanel, s.tokens); t++) panel[t - j] = k[t];
+    }
+  }
+  for (int d = 0; d < s.width; d++) {
+    const Plane v = plane(m, 2 * keys + size_t(head) * size_t(s.width) + size_t(d), image, first);
+    float* panel = value + long(d / kPanel) * kPanel * s.tokens + d % kPanel;
+    for (int t = 0; t < s.tokens; t++) panel[long(t) * kPanel] = v[t];
+  }
 }
 
 /// Packs queries, keys and values of one head as the kernel takes them, and spreads its result.
@@ -118,24 +157,19 @@ void Attention::attend(const Member& m, int image, int window, int head) const {
   float* const value = key + rounded(s.key, 16);
   float* const scores = value + rounded(s.value, 16);
   float* const result = scores + rounded(s.scores, 16);
-  const uint32_t* tokens = tokens_.data() + long(window) * s.tokens;
-  const size_t keys = size_t(op->groups) * s.depth, own = size_t(head) * s.depth;
-  for (int d = 0; d < s.depth; d++) {
-    const Plane q = plane(m, own + d, image), k = plane(m, keys + own + d, image);
-    for (int t = 0; t < s.tokens; t++) {
-      query[d * s.row + t] = q[tokens[t]];
-      key[long(t / kPanel) * kPanel * s.depth + d * kPanel + t % kPanel] = k[tokens[t]];
-    }
-  }
-  for (int d = 0; d < s.width; d++) {
-    const Plane v = plane(m, 2 * keys + size_t(head) * s.width + d, image);
-    float* panel = value + long(d / kPanel) * kPanel * s.tokens + d % kPanel;
-    for (int t = 0; t < s.tokens; t++) panel[long(t) * kPanel] = v[tokens[t]];
-  }
+  pack(m, s, image, window, head, query, key, value);
   AttendArgs a{};
   a.query = query, a.key = key, a.value = value, a.scores = scores, a.out = result;
   a.query_step = a.out_step = s.row;
   a.queries = a.keys = s.tokens;
+  if (direct_) {
+    const Layout& to = layout(m, out);
+    a.query = plane(m, size_t(head) * size_t(s.depth), 0, 0).numbers;
+    a.query_step = from_[channels_[size_t(head) * size_t(s.depth)].input].plane;
+    a.out = m.arena.planes(out).data + long(head) * s.width * to_.plane;
+    a.out_step = to_.plane;
+    a.queries = int(to.vectors()) * to.lanes.count;
+  }
   a.depth = s.depth, a.width = s.width;
   a.scale = op->number;
   const long square = long(s.tokens) * s.tokens;
@@ -144,21 +178,22 @@ void Attention::attend(const Member& m, int image, int window, int head) const {
     a.added = op->table.data() + ((op->shape.c > 1 ? window : 0) * heads + (heads > 1 ? head : 0)) * square;
   if (op->count_pad) a.each = m.arena.value(in.back()) + long(image) * s.tokens;
   m.program.kernels.attend(a);
+  if (direct_) return;
   float* floats = m.arena.value(out) + image * to_.image;
   for (int d = 0; d < s.width; d++) {
     float* to = floats + (long(head) * s.width + d) * to_.plane;
-    for (int t = 0; t < s.tokens; t++) to[to_.at[tokens[t]]] = result[d * s.row + t];
+    for (int t = 0; t < s.tokens; t++) to[to_.at[size_t(window) * size_t(s.tokens) + size_t(t)]] = result[d * s.row + t];
   }
 }
 
 void Attention::run(const Member& m) const {
   const Range own = share(op->groups, m);
-  const int width = op->window.kw, windows = int(long(tokens_.size()) / sizes(m.program).tokens);
+  const int width = op->window.kw, windows = int(long(to_.at.size()) / sizes(m.program).tokens);
   const Range channels{own.begin * width, own.end * width};
-  to_.clear(m.arena.value(out), channels);
   for (int head = own.begin; head < own.end; head++)
     for (int n = 0; n < m.program.lanes.images; n++)
       for (int w = 0; w < windows; w++) attend(m, n, w, head);
+  to_.clear(m.arena.value(out), channels);
   exchange(m, out, channels);
 }
 
