@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import definition
+import definition_tokens
 import numpy as np
+import token_files
 
 from dcil_runtime import Network, Op, write
 from dcil_runtime.format import RELU
@@ -130,6 +132,27 @@ def classifier() -> Network:
 
 
 VERSIONS = {1: [convolutions, activations, twins, pools, maps, vectors, classifier]}
+#: Of lists of inputs and outputs.
+TOKENS = {2: [token_files.text, token_files.windows]}
+
+
+def write_tokens() -> None:
+    for version, networks in TOKENS.items():
+        for make in networks:
+            file, network = FILES / f"v{version}" / f"{make.__name__}.dcil", make()
+            inputs = [
+                rng.integers(0, 7, (IMAGES, *port.shape)) if port.type == "int64" else noise(IMAGES, *port.shape)
+                for port in network.inputs
+            ]
+            if file.exists():
+                continue
+            file.parent.mkdir(exist_ok=True)
+            write(network, file)
+            for name, arrays in ("in", inputs), ("out", definition_tokens.run(network, inputs)):
+                for i, array in enumerate(arrays):
+                    kind = np.int64 if array.dtype == np.int64 else np.float32
+                    np.save(file.with_suffix(f".{name}{i}.npy"), array.astype(kind))
+            sys.stdout.write(f"{file}\n")
 
 
 def main() -> int:
@@ -146,6 +169,7 @@ def main() -> int:
             np.save(file.with_suffix(".in0.npy"), x)
             np.save(file.with_suffix(".out0.npy"), definition.run(network, x).astype(np.float32))
             sys.stdout.write(f"{file}\n")
+    write_tokens()
     return 0
 
 

@@ -19,6 +19,7 @@ from torch.fx import Node
 from dcil.runtime.build import Value
 from dcil.runtime.forms import Placed
 from dcil.runtime.nodes import name_of, shape_of
+from dcil.runtime.rules import weighted
 from dcil.runtime.rules.moves import MOVES
 from dcil.runtime.rules.rule import Rule
 from dcil.tracing import BATCH_SIZES
@@ -126,6 +127,9 @@ def _is_number(low: Lowering, operand: Any) -> bool:
 def product(low: Lowering, node: Node) -> Placed:
     """Lower the last product of an attention."""
     match = low.attentions.get(node)
+    matrix = low.constants.get(node.args[1])
+    if match is None and matrix is not None and bool((matrix == matrix[:1]).all()):
+        return weighted.product(low, node, node.args[0], matrix[0].t(), None)
     if match is None:
         raise low.refuse(node, "a product of two tensors that depend on the input, outside attention")
     operands: list[Any] = [match.first.args[0], match.first.args[1], node.args[1]]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from dcil.runtime.build import Value
+from dcil.runtime.build import Array, Value
 from dcil.runtime.forms import Placed, is_complete, is_in_order, tokens_of
 from dcil.runtime.nodes import pair, shape_of
 from dcil.runtime.rules.moves import channels_of
@@ -68,8 +68,12 @@ def linear(low: Lowering, node: Node) -> Placed:
     if node.kwargs:
         raise low.refuse(node, f"only without {', '.join(node.kwargs)}")
     weight = low.tensor(node, first + 1).t()
-    bias = low.constant(node, 0, 0, 0.0) if first else np.zeros(len(weight))
-    source: Any = node.args[first]
+    return product(low, node, node.args[first], weight, low.constant(node, 0, len(weight), 0.0) if first else None)
+
+
+def product(low: Lowering, node: Node, source: Any, weight: Tensor, bias: Array | None) -> Placed:
+    """Return weight * x + bias for the last dimension of x."""
+    bias = np.zeros(len(weight)) if bias is None else bias
     placed = low.placed(node, source)
     tokens = tokens_of(placed.places(shape_of(source)), placed.shape)
     pixels = placed.shape[1] * placed.shape[2]
