@@ -66,9 +66,12 @@ dcil_plan* loaded(const uint8_t* bytes, size_t size, const dcil_options& options
   return new dcil_plan(parse_plan(bytes, size, {options.max_memory, options.max_work}), *kernels, options);
 }
 
-void fill(const Shape& shape, int rank, dcil_tensor* out) {
-  *out = {DCIL_FLOAT32, rank - 1, {shape.c, shape.h, shape.w}, shape.size()};
-  std::fill(out->shape + out->rank, out->shape + DCIL_MAX_RANK, 0);
+void fill(const std::vector<Port>& ports, int number, const char* none, dcil_tensor* out) {
+  require(number >= 0 && size_t(number) < ports.size(), none);
+  const Port& port = ports[size_t(number)];
+  *out = {port.type == Type::Int64 ? DCIL_INT64 : DCIL_FLOAT32, int32_t(port.shape.size()), {}, 1};
+  std::copy(port.shape.begin(), port.shape.end(), out->shape);
+  for (int64_t side : port.shape) out->elements *= side;
 }
 
 char* allocated(const std::string& text) {
@@ -105,29 +108,22 @@ int dcil_load_bytes(const void* bytes, size_t size, const dcil_options* options,
 
 void dcil_free(dcil_plan* plan) { delete plan; }
 
-int dcil_inputs(const dcil_plan*) { return 1; }
+int dcil_inputs(const dcil_plan* plan) { return int(plan->facts.inputs.size()); }
 
-int dcil_outputs(const dcil_plan*) { return 1; }
+int dcil_outputs(const dcil_plan* plan) { return int(plan->facts.outputs.size()); }
 
 int dcil_input(const dcil_plan* plan, int number, dcil_tensor* tensor, char* error) {
-  return guarded(error, [&] {
-    require(number == 0, "there is no such input");
-    fill(plan->engine.graph().shapes()[0], plan->facts.input_rank, tensor);
-  });
+  return guarded(error, [&] { fill(plan->facts.inputs, number, "there is no such input", tensor); });
 }
 
 int dcil_output(const dcil_plan* plan, int number, dcil_tensor* tensor, char* error) {
-  return guarded(error, [&] {
-    require(number == 0, "there is no such output");
-    const Graph& graph = plan->engine.graph();
-    fill(graph.shapes()[size_t(graph.output())], plan->facts.output_rank, tensor);
-  });
+  return guarded(error, [&] { fill(plan->facts.outputs, number, "there is no such output", tensor); });
 }
 
 int dcil_run(dcil_plan* plan, const void* const* in, int count, void* const* out, char* error) {
   return guarded(error, [&] {
     check_count(count);
-    plan->engine.run(static_cast<const float*>(in[0]), count, static_cast<float*>(out[0]));
+    plan->engine.run(in, count, out);
   });
 }
 

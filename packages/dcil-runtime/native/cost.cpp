@@ -31,9 +31,13 @@ Cost cost_of(const Program& p) {
     add_layout(*v.layout, cost);
     cost.work += double(v.layout->halo_vectors()) * p.lanes.count * v.shape.c;  // every value is written once
   }
-  const Value& input = p.values[0];
-  cost.tables += table_entries(*input.layout) * 4;
-  cost.work += table_entries(*input.layout) * input.shape.c + double(p.values[p.output].shape.size()) * p.lanes.images;
+  for (int i = 0; i < p.graph.inputs(); i++) {
+    const Value& input = p.values[size_t(i)];
+    const double entries = input.geometry.flat ? p.lanes.images : table_entries(*input.layout);
+    cost.tables += entries * 4;
+    cost.work += entries * input.shape.c;
+  }
+  for (int v : p.outputs) cost.work += double(p.values[size_t(v)].shape.size()) * p.lanes.images;
   for (const auto& step : p.steps) {
     cost.tables += sizeof(Step) + 400;  // and what its kind adds to it
     step->add_cost(p, cost);

@@ -28,10 +28,11 @@ std::string steps_json(const Program& program) {
   const Member m{program, arena, scratch.data(), 0, 1};
   std::string all;
   for (const auto& step : program.steps) {
-    const Value &in = program.values[size_t(step->in[0])], &out = program.values[size_t(step->out)];
+    const Value& out = program.values[size_t(step->out)];
+    const Shape in = step->in.empty() ? Shape() : program.values[size_t(step->in[0])].shape;
     const Geometry& g = out.geometry;
     all += std::string(all.empty() ? "" : ",") + "{\"work\":" + quoted(step->name) +
-           ",\"input\":" + shape_json(in.shape) + ",\"output\":" + shape_json(out.shape) +
+           ",\"input\":" + shape_json(in) + ",\"output\":" + shape_json(out.shape) +
            ",\"tile\":[" + std::to_string(g.height) + "," + std::to_string(g.width) +
            "],\"kernel\":" + quoted(step->choice(program)) + ",\"macs\":" + std::to_string(step->macs(program)) +
            ",\"nanoseconds\":" + std::to_string(int64_t(1000 * microseconds(m, *step))) + "}";

@@ -102,7 +102,22 @@ void Engine::prepare(int count) {
   prepared_for(count);
 }
 
-void Engine::run(const float* in, int count, float* out) {
+/// Whole numbers that the network can take.
+void Engine::check_numbers(const void* const* in, int count) const {
+  for (int i = 0; i < graph_.inputs(); i++) {
+    if (graph_.type(i) != Type::Int64) continue;
+    const int64_t below = graph_.below(i), low = below ? 0 : -kMostWhole, high = below ? below - 1 : kMostWhole;
+    const int64_t* numbers = static_cast<const int64_t*>(in[i]);
+    const auto* const end = numbers + count * graph_.shapes()[size_t(i)].size();
+    const auto* wrong = std::find_if(numbers, end, [&](int64_t v) { return v < low || v > high; });
+    if (wrong != end)
+      throw Error("input " + std::to_string(i) + " must hold numbers from " + std::to_string(low) + " to " +
+                  std::to_string(high) + ", got " + std::to_string(*wrong));
+  }
+}
+
+void Engine::run(const void* const* in, int count, void* const* out) {
+  check_numbers(in, count);
   std::unique_lock<ForkMutex> lock(mutex_);
   Prepared& p = prepared_for(count);
   auto runner = borrow(p);
@@ -112,16 +127,15 @@ void Engine::run(const float* in, int count, float* out) {
   p.idle.push_back(std::move(runner));
 }
 
-void Engine::run_groups(const Prepared& p, Runner& r, const float* in, int count, float* out) const {
+void Engine::run_groups(const Prepared& p, Runner& r, const void* const* in, int count, void* const* out) const {
   const Program& program = *p.program;
   const int images = program.lanes.images, groups = (count + images - 1) / images;
-  const long in_size = graph_.shapes()[0].size(), out_size = graph_.shapes()[graph_.output()].size();
   const auto group = [&](int g, const Member& m) {
     const int here = std::min(images, count - g * images);
-    load_input(m, in + long(g) * images * in_size, here);
+    load_inputs(m, in, long(g) * images, here);
     if (m.parts > 1) r.team.barrier.wait(m.parts);
     run_steps(m, r.team);
-    store_output(m, out + long(g) * images * out_size, here);
+    store_outputs(m, out, long(g) * images, here);
     if (m.parts > 1) r.team.barrier.wait(m.parts);
   };
   const auto member = [&](int thread, int arena, int parts) {
@@ -151,7 +165,7 @@ std::string Engine::describe(int count) {
 long Engine::memory() const {
   std::lock_guard<ForkMutex> lock(mutex_);
   long bytes = 0;
-  for (const Op& op : graph_.ops()) bytes += long(op.weight.size()) * 8;
+  for (const Op& op : graph_.ops()) bytes += long(op.weight.size()) * 8 + long(op.table.size() + op.tokens.size()) * 4;
   for (const auto& [images, p] : prepared_) {
     if (!p.program) continue;
     const long runner = threads_ * (p.program->arena_floats() + p.program->scratch_floats()) * 4;

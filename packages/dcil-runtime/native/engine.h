@@ -15,8 +15,15 @@ class Engine {
   /// Throws Error where the graph's limits do not allow what it asks for.
   Engine(Graph graph, const KernelSet& kernels, int threads, double tune_seconds);
 
-  /// out[n] = network(in[n]) for `count` images.
-  void run(const float* in, int count, float* out);
+  /// Image n of every output = network(image n of every input) for `count` images; throws Error for whole numbers that
+  /// no row of an embedding belongs to.
+  void run(const void* const* in, int count, void* const* out);
+  /// The same for a network of one input and one output.
+  void run(const float* in, int count, float* out) {
+    const void* const from[] = {in};
+    void* const to[] = {out};
+    run(from, count, to);
+  }
   /// Prepares for this many images, as the first run would.
   void prepare(int count);
   std::string describe(int count);  // JSON: the steps, their choices and times
@@ -49,7 +56,8 @@ class Engine {
   bool worth_trying(int images);
   double counted() const;
   std::unique_ptr<Runner> borrow(Prepared& p);
-  void run_groups(const Prepared& p, Runner& r, const float* in, int count, float* out) const;
+  void run_groups(const Prepared& p, Runner& r, const void* const* in, int count, void* const* out) const;
+  void check_numbers(const void* const* in, int count) const;
 
   const Graph graph_;
   const KernelSet& kernels_;

@@ -48,24 +48,50 @@ void copy_images(const Member& m, int value, int count, Range channels, float* t
       }
 }
 
-void load_input(const Member& m, const float* images, int count) {
-  const Layout& to = layout(m, 0);
+namespace {
+
+/// Whole numbers of `count` images become floats; images that are not there get zeros.
+void load_numbers(const Member& m, int input, const int64_t* numbers, int count) {
+  if (m.part > 0) return;
+  const Layout& to = layout(m, input);
+  float* out = m.arena.value(input);
+  for (long i = 0; i < to.lanes.images * long(to.shape.c); i++) out[i] = i < count * long(to.shape.c) ? float(numbers[i]) : 0;
+}
+
+void load_images(const Member& m, int input, const float* images, int count) {
+  const Layout& to = layout(m, input);
   const Geometry& g = to.geometry;
   const long plane = long(to.shape.h) * to.shape.w;
-  const auto& table = m.program.input_table;
+  const auto& table = m.program.input_tables[size_t(input)];
   const Range own = share(to.shape.c, m);
   if (to.mask() || count < to.lanes.images)  // somebody's pixels are not there
-    return gather_channels(m, 0, own, images, plane, table, int32_t(count * to.shape.size()));
-  const Planes planes = m.arena.planes(0);
+    return gather_channels(m, input, own, images, plane, table, int32_t(count * to.shape.size()));
+  const Planes planes = m.arena.planes(input);
   for (int c = own.begin; c < own.end; c++)  // the table begins with every lane's first pixel
     m.program.kernels.interleave({planes.data + c * planes.plane, planes.row, images + c * plane, table.data(),
                                   to.shape.w, g.height, g.width});
-  exchange(m, 0, own);
+  exchange(m, input, own);
 }
 
-void store_output(const Member& m, float* out, int count) {
+}  // namespace
+
+void load_inputs(const Member& m, const void* const* in, long first, int count) {
+  for (int i = 0; i < m.program.graph.inputs(); i++) {
+    const long begin = first * layout(m, i).shape.size();
+    if (m.program.graph.type(i) == Type::Int64)
+      load_numbers(m, i, static_cast<const int64_t*>(in[i]) + begin, count);
+    else
+      load_images(m, i, static_cast<const float*>(in[i]) + begin, count);
+  }
+}
+
+void store_outputs(const Member& m, void* const* out, long first, int count) {
   if (m.part > 0) return;
-  copy_images(m, m.program.output, count, {0, layout(m, m.program.output).shape.c}, out);
+  for (size_t i = 0; i < m.program.outputs.size(); i++) {
+    const int value = m.program.outputs[i];
+    const Shape& shape = layout(m, value).shape;
+    copy_images(m, value, count, {0, shape.c}, static_cast<float*>(out[i]) + first * shape.size());
+  }
 }
 
 }  // namespace dcil

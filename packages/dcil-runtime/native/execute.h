@@ -33,7 +33,8 @@ void gather_channels(const Member& m, int value, Range own, const float* from, l
 /// Some channels of `count` images as [image][c][h][w].
 void copy_images(const Member& m, int value, int count, Range channels, float* to);
 
-void load_input(const Member& m, const float* images, int count);  // [image][c][h][w]; missing images become zeros
-void store_output(const Member& m, float* out, int count);  // member 0 only
+/// Of every input `count` images from the `first` on, [image][c][h][w]; missing images become zeros.
+void load_inputs(const Member& m, const void* const* in, long first, int count);
+void store_outputs(const Member& m, void* const* out, long first, int count);  // member 0 only
 
 }  // namespace dcil

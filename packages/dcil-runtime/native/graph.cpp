@@ -61,7 +61,21 @@ void require_work(double work, const Limits& limits) {
   throw Error(text);
 }
 
-Graph::Graph(Shape input, Limits limits) : limits_(limits) { append(input); }
+Graph::Graph(Shape input, Limits limits, Type type) : limits_(limits) { add_input(input, type); }
+
+int Graph::add_input(Shape shape, Type type) {
+  require(ops_.empty(), "an input comes after an operator");
+  require(type == Type::Float32 || (shape.h == 1 && shape.w == 1), "an input of whole numbers is not a vector");
+  types_.push_back(type);
+  below_.push_back(0);
+  return append(shape);
+}
+
+void Graph::set_outputs(std::vector<int> tensors) {
+  require(!tensors.empty() && tensors.size() <= 1024, "a network has no output, or more than 1024");
+  for (int t : tensors) require(t >= 0 && t < int(shapes_.size()), "an output is a tensor that does not exist");
+  outputs_ = std::move(tensors);
+}
 
 void Graph::claim(double bytes) {
   require_memory(bytes_ + bytes, limits_);
@@ -78,7 +92,6 @@ int Graph::append(Shape shape, const Quant& quant) {
 
 int Graph::add(Op op) {
   require(int(op.kind) >= 0 && int(op.kind) < kKinds, "an unknown operator");
-  require(!op.in.empty(), "an operator has no input");
   operands_ += long(op.in.size());
   require(operands_ <= kMaxOperands, "the operators have more than 65536 inputs");
   for (int t : op.in) require(t >= 0 && t < int(shapes_.size()), "an operator reads a tensor that does not exist yet");
@@ -91,12 +104,23 @@ int Graph::add(Op op) {
   const Shape out = kind.shape(op, in);
   check_shape(out);
   check_fused(op, out);
-  if (!op.weight_scale.empty())
+  if (!op.weight_scale.empty() && !op.in.empty())
     check_quantized_weights(op, quants_[size_t(op.in[0])], op.residual < 0 ? Quant{} : quants_[size_t(op.residual)]);
   op.out = append(out, op.quant);
   if (op.twin >= 0) op.twin = append(out, op.twin_quant);
+  if (op.kind == Kind::Embedding) limit_numbers(op);
   ops_.push_back(std::move(op));
+  outputs_ = {ops_.back().out};
   return ops_.back().out;
+}
+
+/// The rows of an embedding bound the numbers that choose them.
+void Graph::limit_numbers(const Op& op) {
+  const int input = op.in[0];
+  require(input < inputs() && type(input) == Type::Int64, "an embedding reads something else than an input of whole numbers");
+  const int64_t rows = int64_t(op.table.size()) / op.shape.c;
+  int64_t& below = below_[size_t(input)];
+  below = below ? std::min(below, rows) : rows;
 }
 
 /// Every position once, ascending and inside the weight tensor; fills op.start.

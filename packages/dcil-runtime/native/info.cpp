@@ -9,8 +9,15 @@ namespace {
 
 std::string number(int64_t value) { return std::to_string(value); }
 
-std::string tensors_json(const Shape& shape, int rank) {
-  return "[{\"shape\":" + shape_json(shape, rank) + ",\"dtype\":\"float32\"}]";
+std::string tensors_json(const std::vector<Port>& ports) {
+  std::string all;
+  for (const Port& port : ports) {
+    std::string sizes;
+    for (int64_t side : port.shape) sizes += (sizes.empty() ? "" : ",") + number(side);
+    const char* type = port.type == Type::Int64 ? "int64" : "float32";
+    all += std::string(all.empty() ? "" : ",") + "{\"shape\":[" + sizes + "],\"dtype\":" + quoted(type) + "}";
+  }
+  return "[" + all + "]";
 }
 
 /// How many weights the layer would have if none were zero.
@@ -20,7 +27,7 @@ int64_t weights_of(const Op& op, const Shape& in, const Shape& out) {
 }
 
 std::string op_json(const Op& op, const Graph& graph) {
-  const Shape &in = graph.shapes()[size_t(op.in[0])], &out = graph.shapes()[size_t(op.out)];
+  const Shape none, &in = op.in.empty() ? none : graph.shapes()[size_t(op.in[0])], &out = graph.shapes()[size_t(op.out)];
   std::string text = "{\"kind\":" + quoted(operator_of(op.kind).name) + ",\"input\":" + shape_json(in) +
                      ",\"output\":" + shape_json(out) + ",\"activation\":" + quoted(name_of(op.act.kind));
   if (op.kind == Kind::Conv)
@@ -34,8 +41,8 @@ std::string op_json(const Op& op, const Graph& graph) {
 
 }  // namespace
 
-std::string shape_json(const Shape& s, int rank) {
-  return rank == 2 ? "[" + number(s.c) + "]" : "[" + number(s.c) + "," + number(s.h) + "," + number(s.w) + "]";
+std::string shape_json(const Shape& s) {
+  return "[" + number(s.c) + "," + number(s.h) + "," + number(s.w) + "]";
 }
 
 std::string info(const Facts& facts, const Graph& graph) {
@@ -43,8 +50,8 @@ std::string info(const Facts& facts, const Graph& graph) {
   for (const auto& [key, value] : facts.notes) notes += (notes.empty() ? "" : ",") + quoted(key) + ":" + quoted(value);
   for (const Op& op : graph.ops()) ops += (ops.empty() ? "" : ",") + op_json(op, graph);
   return "{\"version\":" + number(facts.version) + ",\"bytes\":" + number(int64_t(facts.bytes)) +
-         ",\"inputs\":" + tensors_json(graph.shapes()[0], facts.input_rank) +
-         ",\"outputs\":" + tensors_json(graph.shapes()[size_t(graph.output())], facts.output_rank) +
+         ",\"inputs\":" + tensors_json(facts.inputs) +
+         ",\"outputs\":" + tensors_json(facts.outputs) +
          ",\"notes\":{" + notes + "},\"operators\":[" + ops + "]}";
 }
 

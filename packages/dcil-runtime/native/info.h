@@ -6,7 +6,7 @@ namespace dcil {
 
 std::string info(const Facts& facts, const Graph& graph);
 
-/// [c,h,w], or [c] for a rank of 2.
-std::string shape_json(const Shape& shape, int rank = 4);
+/// [c,h,w].
+std::string shape_json(const Shape& shape);
 
 }  // namespace dcil

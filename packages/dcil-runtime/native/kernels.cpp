@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "attend.h"
 #include "conv_kernel.h"
 #include "pointwise.h"
 #include "rearrange.h"
@@ -174,7 +175,8 @@ const KernelSet& JOIN(kernels_, ISA)() {
                                 ISA::norm_planes,
                                 ISA::norm_flat,
                                 ISA::mean,
-                                ISA::linear};
+                                ISA::linear,
+                                ISA::attend};
   return set;
 }
 

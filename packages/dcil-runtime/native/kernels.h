@@ -164,6 +164,18 @@ struct LinearArgs {  // out[n][o] = act(bias[o] + sum_i w[o][i] in[n][i]) for o0
   Activation act;
 };
 
+/// Attention of one head. Keys and values come in panels of kPanel rows: [panel][place in the sum][row].
+struct AttendArgs {
+  const float *query, *key, *value;  // query: [depth][queries], key: panels of keys, value: panels of width
+  const float *added, *each;         // to every score, [key][query], and to all of a key; null: nothing
+  float *scores, *out;               // out: [width][queries]
+  long query_step, out_step;
+  int queries, keys, depth, width;
+  float scale;
+};
+constexpr int kPanel = 6;
+constexpr int kMostQueries = 4;  // vectors of them at once; sizes the scores
+
 /// One halo vector: plane[to] = permute(plane[from]) with permutation `order`. Distances in floats from pixel (0, 0).
 struct Move {
   int32_t to, from, order;
@@ -204,6 +216,7 @@ struct KernelSet {
   void (*norm_flat)(const NormArgs&);    // of a flat tensor
   void (*mean)(const MeanArgs&);
   void (*linear)(const LinearArgs&);
+  void (*attend)(const AttendArgs&);
   const QuantKernels* quant = nullptr;  // for u8, of as many bytes
 };
 

@@ -26,7 +26,9 @@ bool beyond(int before, int size, int after, int tiles) {
 
 }  // namespace
 
-Layout::Layout(const Shape& s, const Geometry& g, const Lanes& l) : shape(s), geometry(g), lanes(l) {
+Layout::Layout(const Shape& s, const Geometry& g, const Lanes& grid)
+    : shape(s), geometry(g), lanes(g.line ? in_line(grid) : grid) {
+  const Lanes& l = lanes;
   if (g.flat) {
     row_ = plane_ = origin_ = 0;
     size_ = long(l.images) * s.c;

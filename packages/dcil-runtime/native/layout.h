@@ -17,15 +17,20 @@ struct Lanes {
 Lanes arrange(int lanes, int images);
 /// Lanes of u8, in as many bytes as those of floats: every sub-tile becomes 2 x 2.
 inline Lanes byte_lanes(const Lanes& l) { return {4 * l.count, l.images, 2 * l.rows, 2 * l.columns, 1}; }
+/// The same images, each in one row of sub-tiles. u8 has no such layout.
+inline Lanes in_line(const Lanes& l) { return {l.count, l.images, 1, l.rows * l.columns}; }
 
 /// How one tensor lies in memory. Flat tensors are [image][channel]; the others [channel][row][column][lane].
 struct Geometry {
   bool flat = false;
+  bool line = false;          // one row of pixels (tokens): an image's lanes are a single row of sub-tiles
   int height = 1, width = 1;  // of a sub-tile
   int top = 0, left = 0, bottom = 0, right = 0;  // halo
   float fill = 0;                                // beyond the image
   bool operator==(const Geometry& o) const;
-  bool same_tiles(const Geometry& o) const { return flat == o.flat && height == o.height && width == o.width; }
+  bool same_tiles(const Geometry& o) const {
+    return flat == o.flat && line == o.line && height == o.height && width == o.width;
+  }
 };
 
 /// Flat, and the sub-tiles of a geometry without its halo.
@@ -37,6 +42,7 @@ inline Geometry flat_geometry() {
 inline Geometry bare(const Geometry& tiles) {
   Geometry g;
   g.flat = tiles.flat;
+  g.line = tiles.line;
   g.height = tiles.height;
   g.width = tiles.width;
   return g;

@@ -3,7 +3,8 @@
 //   magic "DCILPLAN" · version · 0 · length of META · length of DATA · SHA-256 of META and DATA · META · DATA
 //
 // META is JSON: the input's shape and the operators, each naming tensors by number (0 is the input; every operator's
-// output, and its twin if it has one, takes the next number) and arrays as [offset, count] into DATA. Little-endian.
+// output, and its twin if it has one, takes the next number) and arrays as [offset, count] into DATA. Instead of one
+// shape there may be lists of inputs (tensors 0, 1, ...) and outputs. Little-endian.
 #pragma once
 #include <string>
 #include <utility>
@@ -15,11 +16,17 @@ namespace dcil {
 
 constexpr uint32_t kNewestVersion = 2;
 
+/// An input or output as its caller sees it, without the batch.
+struct Port {
+  std::vector<int64_t> shape;
+  Type type = Type::Float32;
+};
+
 /// What a file says besides its network.
 struct Facts {
   uint32_t version;
   size_t bytes;                 // of the whole file
-  int input_rank, output_rank;  // 4 for images, 2 for vectors
+  std::vector<Port> inputs, outputs;
   std::vector<std::pair<std::string, std::string>> notes;
 };
 

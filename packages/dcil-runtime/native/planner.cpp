@@ -38,14 +38,17 @@ bool clamps_at_zero(const Activation& act) {
 void Planner::plan() {
   const auto& shapes = p_.graph.shapes();
   value_of_.assign(shapes.size(), -1);
-  value_of_[0] = add_value(shapes[0], even_tiles(shapes[0]), false);
   bytes_of_.assign(shapes.size(), -1);
+  for (int i = 0; i < p_.graph.inputs(); i++) {
+    const bool whole = p_.graph.type(i) == Type::Int64;
+    value_of_[size_t(i)] = add_value(shapes[size_t(i)], whole ? flat_geometry() : even_tiles(shapes[size_t(i)]), false);
+  }
   for (const Op& op : p_.graph.ops()) {
     if (!plan_quantized(*this, op)) operator_of(op.kind).plan(*this, op);
     quantize(op.out);
     if (op.twin >= 0) quantize(op.twin);
   }
-  p_.output = value_of_[p_.graph.output()];
+  for (int tensor : p_.graph.outputs()) p_.outputs.push_back(value_of(tensor));
 }
 
 /// A quantized tensor that was computed as floats is rounded to u8, for all that read it.
@@ -71,8 +74,10 @@ int Planner::value_of(int tensor) {
 
 Geometry Planner::even_tiles(const Shape& shape, const Lanes& lanes) const {
   Geometry g;
-  g.height = ceil_div(shape.h, lanes.rows);
-  g.width = ceil_div(shape.w, lanes.columns);
+  g.line = lanes.bytes == 4 && shape.h == 1 && shape.w > 1;
+  const Lanes grid = g.line ? in_line(lanes) : lanes;
+  g.height = ceil_div(shape.h, grid.rows);
+  g.width = ceil_div(shape.w, grid.columns);
   return g;
 }
 
@@ -89,7 +94,8 @@ int Planner::add_bytes(Shape shape, Geometry geometry, const Quant& quant) {
 
 /// A copy in another layout; consumers that need the same sub-tiles share it.
 int Planner::copied(int value, Geometry geometry) {
-  const auto known = copies_.find({value, geometry.height, geometry.width, geometry.fill});
+  const auto key = std::make_tuple(value, geometry.height, geometry.width, geometry.line, geometry.fill);
+  const auto known = copies_.find(key);
   if (known != copies_.end()) {
     widen(p_.values[known->second].geometry, geometry);
     return known->second;
@@ -100,7 +106,7 @@ int Planner::copied(int value, Geometry geometry) {
     add_step<GatherBytes>(value, copy);
   else
     add_step<Gather>(value, copy);
-  copies_[{value, geometry.height, geometry.width, geometry.fill}] = copy;
+  copies_[key] = copy;
   return copy;
 }
 
@@ -131,10 +137,17 @@ int Planner::with_tiles(int value, const Geometry& tiles) {
 Geometry Planner::window_input(const Op& op, int value, Geometry& out) const {
   const Window& w = op.window;
   const Geometry& present = p_.values[value].geometry;
-  const Geometry wanted = even_tiles(p_.graph.shapes()[op.out], p_.lanes_of(p_.values[value]));
-  Geometry in;
+  const Lanes& lanes = p_.lanes_of(p_.values[value]);
+  const Shape &from = p_.graph.shapes()[size_t(op.in[0])], &to = p_.graph.shapes()[size_t(op.out)];
+  Geometry wanted = even_tiles(to, lanes), in;
   in.fill = float(p_.values[value].quant.zero);
   out = Geometry();
+  in.line = out.line = even_tiles(from, lanes).line && to.h == 1;  // both in the same lanes
+  if (in.line != wanted.line) {
+    const Lanes grid = in.line ? in_line(lanes) : lanes;
+    wanted.height = ceil_div(to.h, grid.rows);
+    wanted.width = ceil_div(to.w, grid.columns);
+  }
   side_tiles(present.height, w.sy, wanted.height, in.height, out.height);
   side_tiles(present.width, w.sx, wanted.width, in.width, out.width);
   in.top = w.top;
@@ -145,7 +158,7 @@ Geometry Planner::window_input(const Op& op, int value, Geometry& out) const {
 }
 
 bool Planner::copies(int value, const Geometry& need) const {
-  return !p_.values[value].geometry.same_tiles(need) && !copies_.count({value, need.height, need.width, need.fill});
+  return !p_.values[value].geometry.same_tiles(need) && !copies_.count({value, need.height, need.width, need.line, need.fill});
 }
 
 int Planner::with_window(int value, const Op& op, const Geometry& need) {

@@ -17,7 +17,8 @@ namespace dcil {
 Program::Program(const Graph& g, const KernelSet& k, int images, int threads)
     : graph(g), kernels(k), lanes(arrange(k.lanes, images)), threads(threads), byte_lanes_(byte_lanes(lanes)) {
   Planner(*this).plan();
-  if (double(lanes.count) * double(g.shapes()[0].size()) >= double(1L << 31)) throw Error("the input is too large");
+  for (int i = 0; i < g.inputs(); i++)
+    if (double(lanes.count) * double(g.shapes()[size_t(i)].size()) >= double(1L << 31)) throw Error("the input is too large");
   for (Value& v : values) v.layout = std::make_unique<Layout>(v.shape, v.geometry, lanes_of(v));
   for (auto& step : steps) step->settle(*this);
   assign_slots();
@@ -25,10 +26,12 @@ Program::Program(const Graph& g, const KernelSet& k, int images, int threads)
 
 void Program::build() {
   for (Value& v : values) v.layout->build();
-  const Shape in = graph.shapes()[0];
-  input_table = gather_table(*values[0].layout, [&](int image, int y, int x) {
-    return long(image) * in.size() + long(y) * in.w + x;
-  });
+  for (int i = 0; i < graph.inputs(); i++) {
+    const Layout& to = *values[size_t(i)].layout;
+    const Shape& in = to.shape;
+    const auto source = [&](int image, int y, int x) { return long(image) * in.size() + long(y) * in.w + x; };
+    input_tables.push_back(to.geometry.flat ? std::vector<int32_t>() : gather_table(to, source));
+  }
   for (auto& step : steps) step->build(*this);
 }
 
@@ -57,12 +60,12 @@ void Program::assign_slots() {
   std::vector<int> last(values.size(), -1);
   for (size_t i = 0; i < steps.size(); i++)
     for (int v : steps[i]->reads()) last[v] = int(i);
-  last[output] = int(steps.size());
+  for (int v : outputs) last[v] = int(steps.size());
   const auto place = [&](int v, int now) {
     if (values[v].slot < 0) values[v].slot = slot_for(values[v], now);  // a concatenation writes its output repeatedly
     slots_[values[v].slot].until = std::max(last[v], now);
   };
-  place(0, -1);
+  for (int i = 0; i < graph.inputs(); i++) place(i, -1);
   for (size_t i = 0; i < steps.size(); i++) {
     Step& step = *steps[i];
     step.in_place = may_replace(step, int(i), last);
@@ -97,7 +100,8 @@ long Program::scratch_floats() const {
 }
 
 long Program::packed_bytes() const {
-  long bytes = long(input_table.size()) * 4;
+  long bytes = 0;
+  for (const auto& table : input_tables) bytes += long(table.size()) * 4;
   for (const auto& step : steps) bytes += step->bytes();
   return bytes;
 }

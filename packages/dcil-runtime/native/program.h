@@ -30,8 +30,8 @@ class Program {
   const Lanes& lanes_of(const Value& value) const { return value.quant ? byte_lanes_ : lanes; }
   std::vector<Value> values;
   std::vector<std::unique_ptr<Step>> steps;
-  int output = 0;
-  std::vector<int32_t> input_table;
+  std::vector<int> outputs;  // values
+  std::vector<std::vector<int32_t>> input_tables;  // of every input of floats: see load_input
 
   long arena_floats() const { return arena_; }    // one group of images
   long scratch_floats() const;                    // one thread

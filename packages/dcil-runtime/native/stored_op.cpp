@@ -43,7 +43,6 @@ std::vector<int> read_inputs(Json& json) {
     require(in.size() < size_t(kMaxInputs), "an operator's inputs");
     in.push_back(int(json.integer(0, kMaxTensor)));
   });
-  require(!in.empty(), "an operator's inputs");
   return in;
 }
 
@@ -79,6 +78,12 @@ Window read_window(Json& json) {
   int w[10];
   read_numbers(json, 0, 4096, w);
   return {w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9]};
+}
+
+Shape read_shape(Json& json) {
+  int s[3];
+  read_numbers(json, 1, 1 << 24, s);
+  return {s[0], s[1], s[2]};
 }
 
 /// Where an array begins, in bytes, and how many elements it has.
@@ -123,6 +128,8 @@ void StoredOp::read_arrays(Json& json, const Data& data) {
     require(seen.insert(name).second, "a field is there twice");
     if (name == "index") return void(index = span_of(read_place(json), data));
     if (name == "weight") return void(weights = read_place(json));
+    if (name == "table") return void(table = span_of(read_place(json), data));
+    if (name == "tokens") return void(tokens = span_of(read_place(json), data));
     size_t i = 0;
     while (i < size_t(kVectors) && name != kVectorNames[i].first) i++;
     require(i < size_t(kVectors), "an unknown array");
@@ -152,8 +159,9 @@ StoredOp::StoredOp(Json& json, const Data& data) {
   record.optional("twin_quant", [&] { quant(op.twin_quant); });
   record.field("arrays", [&] { read_arrays(json, data); });
   record.optional("number", [&] { op.number = read_number(json), version = 2; });
+  record.optional("shape", [&] { op.shape = read_shape(json); });
   record.read(json);
-  if (op.kind > Kind::Linear || std::max(op.act.kind, op.twin_act.kind) > Act::Hardswish) version = 2;
+  if (op.kind > Kind::Linear || op.in.empty() || table.data || tokens.data || op.shape.c || std::max(op.act.kind, op.twin_act.kind) > Act::Hardswish) version = 2;
 }
 
 /// An int8 weight becomes the float of the same value.
@@ -187,12 +195,15 @@ void StoredOp::copy_weights() {
 Op StoredOp::unpacked() && {
   copy_weights();
   for (int i = 0; i < kVectors; i++) op.*kVectorNames[i].second = vectors[i].copy<float>();
+  op.table = table.copy<float>();
+  op.tokens = tokens.copy<uint32_t>();
   return std::move(op);
 }
 
 double StoredOp::bytes() const {
   double total = 0, longest = 0;
   for (const Span& v : vectors) total += double(v.count), longest = std::max(longest, double(v.count));
+  total += double(table.count) + double(tokens.count);
   return 500 + 8.0 * double(std::max(weight.count, index.count)) + 4 * total + 8 * (longest + 1) + 4.0 * double(op.in.size());
 }
 

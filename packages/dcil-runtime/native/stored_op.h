@@ -49,6 +49,7 @@ struct StoredOp {
 
   Op op;
   Span index, weight, vectors[kVectors];
+  Span table, tokens;
   uint32_t version = 1;  // of the format: the oldest that has what this operator uses
 
  private:

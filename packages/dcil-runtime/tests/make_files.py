@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import definition
+import definition_tokens
 import numpy as np
 import quantized_definition
+import token_files
 from quantized_networks import int8_convolutions, int8_pointwise
 
 from dcil_runtime import Network, Op, write
@@ -135,6 +137,27 @@ VERSIONS = {
     1: [convolutions, activations, twins, pools, maps, vectors, classifier],
     2: [int8_convolutions, int8_pointwise],
 }
+#: Of lists of inputs and outputs.
+TOKENS = {2: [token_files.text, token_files.windows]}
+
+
+def write_tokens() -> None:
+    for version, networks in TOKENS.items():
+        for make in networks:
+            file, network = FILES / f"v{version}" / f"{make.__name__}.dcil", make()
+            inputs = [
+                rng.integers(0, 7, (IMAGES, *port.shape)) if port.type == "int64" else noise(IMAGES, *port.shape)
+                for port in network.inputs
+            ]
+            if file.exists():
+                continue
+            file.parent.mkdir(exist_ok=True)
+            write(network, file)
+            for name, arrays in ("in", inputs), ("out", definition_tokens.run(network, inputs)):
+                for i, array in enumerate(arrays):
+                    kind = np.int64 if array.dtype == np.int64 else np.float32
+                    np.save(file.with_suffix(f".{name}{i}.npy"), array.astype(kind))
+            sys.stdout.write(f"{file}\n")
 
 
 def main() -> int:
@@ -152,6 +175,7 @@ def main() -> int:
             meaning = definition.run if version == 1 else quantized_definition.run
             np.save(file.with_suffix(".out0.npy"), meaning(network, x).astype(np.float32))
             sys.stdout.write(f"{file}\n")
+    write_tokens()
     return 0
 
 

@@ -6,20 +6,34 @@ import struct
 from pathlib import Path
 
 import definition
+import definition_tokens
 import numpy as np
 import pytest
 import quantized_definition
-from make_files import FILES
+from make_files import FILES, TOKENS
 
-from dcil_runtime import PlanError, instruction_set, load, read, write
+from dcil_runtime import Plan, PlanError, instruction_set, load, read, write
 from dcil_runtime.native import LIBRARY
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the native module is not built: make native")
 STORED = sorted(FILES.glob("v*/*.dcil"))
 
 
-def arrays(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    return np.load(file.with_suffix(".in0.npy")), np.load(file.with_suffix(".out0.npy"))
+def arrays(file: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the stored inputs and outputs."""
+    names = (sorted(file.parent.glob(f"{file.stem}.{kind}*.npy")) for kind in ("in", "out"))
+    inputs, outputs = ([np.load(name) for name in found] for found in names)
+    return inputs, outputs
+
+
+def results(plan: Plan, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    found = plan(*inputs)
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def check(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+    for y, want in zip(found, wanted, strict=True):
+        assert y.shape == want.shape and np.abs(y - want).max() <= 1e-6 * np.abs(want).max()
 
 
 def every(files: list[Path]) -> pytest.MarkDecorator:
@@ -32,29 +46,35 @@ def test_a_stored_file_gives_its_outputs(file, isa):
     if not instruction_set(isa):
         pytest.skip(f"this CPU does not run {isa}")
     plan = load(file, isa=isa, tune_seconds=0)
-    x, y = arrays(file)
+    inputs, outputs = arrays(file)
     assert f"v{plan.info()['version']}" == file.parent.name
-    for batch in (len(x), 1):
-        assert np.abs(plan(x[:batch]) - y[:batch]).max() <= 1e-6 * np.abs(y).max()
+    for batch in (len(inputs[0]), 1):
+        check(results(plan, [x[:batch] for x in inputs]), [y[:batch] for y in outputs])
 
 
 @every(STORED)
 def test_what_is_read_from_a_stored_file_can_be_written_again(file, tmp_path):
     write(read(file), tmp_path / "again.dcil")
-    x, y = arrays(file)
-    assert np.abs(load(tmp_path / "again.dcil", tune_seconds=0)(x) - y).max() <= 1e-6 * np.abs(y).max()
+    inputs, outputs = arrays(file)
+    check(results(load(tmp_path / "again.dcil", tune_seconds=0), inputs), outputs)
 
 
 @every([file for file in STORED if file.parent.name == "v1"])
 def test_outputs_of_version_1_are_those_of_the_definition(file):
-    x, y = arrays(file)
-    assert np.abs(definition.run(read(file), x) - y).max() <= 1e-6 * np.abs(y).max()
+    (x,), outputs = arrays(file)
+    check([definition.run(read(file), x)], outputs)
+
+
+@every([FILES / f"v{v}" / f"{make.__name__}.dcil" for v, made in TOKENS.items() for make in made])
+def test_outputs_of_tokens_are_those_of_the_definition(file):
+    inputs, outputs = arrays(file)
+    check(definition_tokens.run(read(file), inputs), outputs)
 
 
 @every([file for file in STORED if file.stem.startswith("int8_")])
 def test_outputs_of_int8_files_are_those_of_the_definition(file):
-    x, y = arrays(file)
-    assert np.abs(quantized_definition.run(read(file), x) - y).max() <= 1e-6 * np.abs(y).max()
+    (x,), outputs = arrays(file)
+    check([quantized_definition.run(read(file), x)], outputs)
 
 
 def test_the_files_of_version_1_have_every_operator_and_option_of_it():

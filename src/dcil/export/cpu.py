@@ -16,11 +16,9 @@ from dcil.export.verify import Inputs
 def write_cpu(model: nn.Module, inputs: Inputs, file: Path, notes: dict[str, str]) -> None:
     from dcil.runtime import NativeMissing, PlanError, export_plan  # needs the extra `cpu`
 
-    if len(inputs) != 1 or not isinstance(model(inputs[0][:1]), Tensor):
-        raise UserError("a CPU plan has one input and one output")
     try:
         with quiet():
-            export_plan(model, inputs[0], file, notes)
+            export_plan(model, inputs, file, notes)
     except (PlanError, NativeMissing) as error:
         raise UserError(str(error)) from None
 
@@ -32,6 +30,8 @@ def run_cpu(file: Path, inputs: Inputs) -> list[Tensor]:
         # Tuning makes it faster, not other. The limits are for files from strangers; this one was just written.
         plan = load(file, tune_seconds=0, max_memory=None, max_work=None)
         # One by one: for several at once the runtime would first try which arrangement of them is the fastest.
-        return [torch.from_numpy(np.concatenate([plan(image[None]) for image in inputs[0].numpy()]))]
+        items = [plan(*(x[i : i + 1].numpy() for x in inputs)) for i in range(len(inputs[0]))]
+        found = [item if isinstance(item, tuple) else (item,) for item in items]
+        return [torch.from_numpy(np.concatenate(outputs)) for outputs in zip(*found, strict=True)]
     except (PlanError, NativeMissing) as error:
         raise UserError(str(error)) from None

@@ -120,9 +120,11 @@ def _write_program(
     least = 1 if to == "cpu" else 2
     batch = tuple(torch.cat([x, x])[: max(least, len(x))] for x in inputs)
     error, want = 0.0, computed(model, one_more(batch))
-    if to == "cpu" and len(want) == 1 and len(want[0]) == len(one_more(batch)[0]):
+    count = len(one_more(batch)[0])
+    if to == "cpu" and all(y.ndim and len(y) == count for y in want):
         # A plan knows no batch: it would be wrong for a network that asks for its size.
-        alone = [torch.cat([computed(model, (x[None],))[0] for x in one_more(batch)[0]])]
+        items = [computed(model, tuple(x[i : i + 1] for x in one_more(batch))) for i in range(count)]
+        alone = [torch.cat(outputs) for outputs in zip(*items, strict=True)]
         if not distance(alone, want) <= tolerance * size_of(want):
             raise UserError(f"{out} was not written: the network does not treat one image as it treats several")
 

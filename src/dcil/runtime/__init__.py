@@ -6,6 +6,7 @@ Running needs numpy and the native module only; a deployment without torch impor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["NativeMissing", "Plan", "PlanError", "compile_plan", "export_plan", "instruction_set", "load"]
 
 
-def export_plan(model: nn.Module, example: Tensor, out: Path, notes: dict[str, str] | None = None) -> Network:
-    """Write ``model`` (finalized or zero-filled) as a plan file; ``example`` is any batch of inputs.
+def export_plan(
+    model: nn.Module, example: Tensor | Sequence[Tensor], out: Path, notes: dict[str, str] | None = None
+) -> Network:
+    """Write ``model`` (finalized or zero-filled) as a plan file; ``example`` is any batch of its input, or of several.
 
     An operator without a kernel is named with its module before anything is written.
     """
@@ -35,7 +38,7 @@ def export_plan(model: nn.Module, example: Tensor, out: Path, notes: dict[str, s
     return network
 
 
-def compile_plan(model: nn.Module, example: Tensor, threads: int = 1, isa: str = "") -> Plan:
+def compile_plan(model: nn.Module, example: Tensor | Sequence[Tensor], threads: int = 1, isa: str = "") -> Plan:
     """Return the plan of a torch module, without a file and without the limits on files from strangers."""
     from dcil.runtime.lower import lower
 

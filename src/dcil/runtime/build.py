@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dcil_runtime import Network, Op
-from dcil_runtime.format import ARRAYS, NO_ACTIVATION, Activation
+from dcil_runtime import Input, Network, Op, Output
+from dcil_runtime.format import ARRAYS, NO_ACTIVATION, Activation, plan_shape
 
 Array = NDArray[np.floating[Any]]
 #: Operators that apply an activation to what they store.
@@ -45,9 +45,9 @@ class Step:
 class Builder:
     """Receives operators in order; each call adds a step or changes an earlier one."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
-        self.input = Value(None, 2)
+    def __init__(self, inputs: Sequence[Input]) -> None:
+        self.ports = list(inputs)
+        self.inputs = [Value(None, 2) for _ in inputs]
         self.steps: list[Step] = []
 
     def uses(self, value: Value, count: int) -> None:
@@ -94,6 +94,58 @@ class Builder:
         result.step.arrays = {"index": channels}
         return result
 
+    def take(self, values: list[Value], index: NDArray[Any], shape: tuple[int, ...]) -> Value:
+        """Take numbers, numbered through all of ``values``, in any order."""
+        result = self.step(Op("take", (), shape=shape), values)  # type: ignore[arg-type]
+        assert result.step is not None
+        result.step.arrays = {"index": index.reshape(-1)}
+        return result
+
+    def constant(self, numbers: Array) -> Value:
+        """Add a tensor [c, h, w] that is the same for every item."""
+        result = self.step(Op("constant", (), shape=numbers.shape), [])
+        assert result.step is not None
+        result.step.arrays = {"table": numbers.reshape(-1)}
+        return result
+
+    def embedding(self, value: Value, table: Array, length: int) -> Value:
+        result = self.step(Op("embedding", (), shape=(table.shape[1], 1, length)), [value])
+        assert result.step is not None
+        result.step.arrays = {"table": table.reshape(-1)}
+        return result
+
+    def resize(self, kind: str, value: Value, weight: Array, shape: tuple[int, int, int]) -> Value:
+        """Replace the rows, or columns, of images by sums of them; ``weight`` is [after, before]."""
+        result = self.step(Op(kind, (), shape=shape), [value])
+        assert result.step is not None
+        result.step.arrays = {"weight": weight}
+        return result
+
+    def attention(
+        self,
+        values: list[Value],
+        channels: Any,
+        heads: tuple[int, int, int],
+        scale: float,
+        tokens: Any,
+        table: Any,
+        keys: bool,
+    ) -> Value:
+        """Add an attention; ``heads`` is their number and the channels of a query and of a value, ``tokens`` their
+        pixels by window, ``table`` what is added to the scores."""
+        count, depth, width = heads
+        window = (depth, width, 1, 1, 0, 0, 0, 0, 1, 1)
+        shape = (1, 1, tokens.shape[1]) if table is None else (*table.shape[:2], tokens.shape[1])
+        op = Op("attention", (), window, count, int(keys), number=scale, shape=shape)
+        result = self.step(op, values)
+        assert result.step is not None
+        result.step.arrays = {"index": channels}
+        if tokens.flatten().tolist() != list(range(tokens.numel())):
+            result.step.arrays["tokens"] = tokens.flatten().numpy()
+        if table is not None:
+            result.step.arrays["table"] = table.flatten().numpy()
+        return result
+
     def affine(self, value: Value, scale: Array, shift: Array) -> Value:
         """Apply scale * x + shift, folded into the layer before if nothing else reads its output."""
         step = value.step
@@ -124,11 +176,13 @@ class Builder:
             return last
         return self.step(Op("map", ()), [a, b])
 
-    def finish(self, output: Value, rank: int) -> Network:
-        output.uses += 1
-        self.make_twins(output)
-        numbers: dict[Value, int] = {self.input: 0}
-        made = {v.step: v for v in self.values(output)}
+    def finish(self, outputs: Sequence[Value], shapes: Sequence[tuple[int, ...]]) -> Network:
+        for output in outputs:
+            output.uses += 1
+        self.drop_unused(outputs)
+        self.make_twins(outputs)
+        numbers: dict[Value, int] = {value: i for i, value in enumerate(self.inputs)}
+        made = {v.step: v for v in self.values(outputs)}
         for step in self.steps:
             step.op.inputs = tuple(numbers[v] for v in step.inputs)
             step.op.residual = numbers[step.residual] if step.residual else -1
@@ -139,34 +193,50 @@ class Builder:
             if step.twin is not None:
                 step.op.twin = 1
                 numbers[step.twin] = count + 1
-        return self.network(output, rank, numbers)
+        return self.network(outputs, shapes, numbers)
 
-    def network(self, output: Value, rank: int, numbers: dict[Value, int]) -> Network:
-        """Return the network; its output must be the last operator's, so another one is copied at the end."""
+    def drop_unused(self, outputs: Sequence[Value]) -> None:
+        """Drop the steps whose results nobody reads."""
+        read = {v.step for v in outputs}
+        kept: list[Step] = []
+        for step in reversed(self.steps):
+            if step in read:
+                kept.append(step)
+                read |= {v.step for v in (*step.inputs, step.residual) if v is not None}
+        self.steps = kept[::-1]
+
+    def network(
+        self, outputs: Sequence[Value], shapes: Sequence[tuple[int, ...]], numbers: dict[Value, int]
+    ) -> Network:
+        """Return the network; where it has one output, that must be the last operator's, so another is copied."""
         ops = [step.op for step in self.steps]
-        if not self.steps or output.step is not self.steps[-1] or output is self.steps[-1].twin:
-            ops.append(Op("map", (numbers[output],)))
-        shape = self.shape if len(self.shape) == 3 else (*self.shape, 1, 1)
-        return Network((shape[0], shape[1], shape[2]), ops, len(self.shape) + 1, rank)
+        first = plan_shape(self.ports[0].shape)
+        single = len(self.ports) == len(outputs) == 1 and self.ports[0].type == "float32"
+        if not single or len(self.ports[0].shape) == 2 or len(shapes[0]) not in (1, 3):
+            found = [Output(numbers[v], shape) for v, shape in zip(outputs, shapes, strict=True)]
+            return Network(first, ops, inputs=self.ports, outputs=found)
+        if not self.steps or outputs[0].step is not self.steps[-1] or outputs[0] is self.steps[-1].twin:
+            ops.append(Op("map", (numbers[outputs[0]],)))
+        return Network(first, ops, len(self.ports[0].shape) + 1, len(shapes[0]) + 1)
 
-    def values(self, output: Value) -> Sequence[Value]:
+    def values(self, outputs: Sequence[Value]) -> Sequence[Value]:
         read: list[Any] = [v for s in self.steps for v in (*s.inputs, s.residual) if v is not None]
         twins = {s.twin for s in self.steps}
-        return [v for v in (*read, output) if v not in twins and v.step is not None]
+        return [v for v in (*read, *outputs) if v not in twins and v.step is not None]
 
-    def make_twins(self, output: Value) -> None:
+    def make_twins(self, outputs: Sequence[Value]) -> None:
         """Fuse a map after a convolution as the convolution's second output, stored while the sums are in registers
         (pre-activation networks: the shortcut reads the raw sum, the next layer the normalised one)."""
         kept: list[Step] = []
         for step in self.steps:
-            source = step.inputs[0].step
+            source = step.inputs[0].step if step.inputs else None
             single = step.op.kind == "map" and len(step.inputs) == 1 and "scale" in step.arrays
             if not (single and source and source.op.kind == "conv" and source.twin is None) or step.inputs[0] in {
                 s.twin for s in self.steps
             }:
                 kept.append(step)
                 continue
-            source.twin = next(v for v in self.values(output) if v.step is step)
+            source.twin = next(v for v in self.values(outputs) if v.step is step)
             source.op.twin_act = step.op.act
             source.arrays |= {"twin_scale": step.arrays["scale"], "twin_shift": step.arrays["shift"]}
             source.twin.step = source

@@ -34,21 +34,26 @@ class Placed:
         """Return the index of a tensor of this shape, also where the elements lie in order."""
         return torch.arange(math.prod(shape)).reshape(shape) if self.index is None else self.index
 
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
 
 def image_shape(shape: Shape) -> Shape | None:
     """Return how a plan holds a torch tensor [n, c], [n, c, w] or [n, c, h, w]; None for other ranks."""
     return {2: (*shape[1:], 1, 1), 3: (*shape[1:2], 1, *shape[2:]), 4: shape[1:]}.get(len(shape))
 
 
-def channels_first(index: Tensor, last: bool) -> Tensor:
-    """Return an index [n, c, ...], or with ``last`` [n, ..., c], as [n, c, pixels] with the traced batch size."""
-    if last:
-        return index.reshape(BATCH_SIZES[0], -1, index.shape[-1]).movedim(-1, 1)
-    return index.reshape(BATCH_SIZES[0], index.shape[1] * index.shape[0] // BATCH_SIZES[0], -1)
-
-
 def is_in_order(index: Tensor) -> bool:
     return bool((index.flatten() == torch.arange(index.numel())).all())
+
+
+def is_complete(index: Tensor, size: int) -> bool:
+    """Return whether an index has every element of a plan tensor of ``size``, of all items, once."""
+    flat = index.flatten()
+    if flat.numel() != BATCH_SIZES[0] * size or bool((flat < 0).any()):
+        return False
+    return bool((torch.bincount(flat, minlength=flat.numel()) == 1).all())
 
 
 def one_item(index: Tensor, size: int) -> Tensor | None:
@@ -66,3 +71,31 @@ def chosen_channels(item: Tensor, shape: Shape) -> Tensor | None:
     channels = item[:, 0, 0] // pixels
     want = channels[:, None] * pixels + torch.arange(pixels)
     return channels if torch.equal(item.flatten(1), want) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """An index [..., c] whose last dimension is a pixel's channels: ``pixels`` has the other dimensions and counts the
+    pixels of all items, ``channels`` are those of every pixel."""
+
+    pixels: Tensor
+    channels: Tensor
+
+    def index(self, channels: int, pixels: int) -> Tensor:
+        """Return the index of the same pixels in a plan tensor with so many channels and pixels."""
+        item, pixel = self.pixels // pixels, self.pixels % pixels
+        return (item * (channels * pixels) + pixel)[..., None] + torch.arange(channels) * pixels
+
+
+def tokens_of(index: Tensor, shape: Shape) -> Tokens | None:
+    """Return the index as tokens of a plan tensor of ``shape``; None where the last dimension is something else."""
+    size, pixels = math.prod(shape), shape[1] * shape[2]
+    if index.ndim < 2 or bool((index < 0).any()):
+        return None
+    channels = index % size // pixels
+    first = channels.reshape(-1, index.shape[-1])[0]
+    where = index - channels * pixels
+    if not bool((channels == first).all() and (where == where[..., :1]).all()):
+        return None
+    where = where[..., 0]
+    return Tokens(where // size * pixels + where % size, first)

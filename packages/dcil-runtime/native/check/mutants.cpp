@@ -156,28 +156,36 @@ void mutate_data(std::vector<uint8_t>& data, Chance& chance) {
   std::memcpy(data.data() + chance.below(data.size() / 4) * 4, &bits, sizeof bits);
 }
 
-/// The inputs or outputs of a batch, one after the other.
-struct Batch {
-  Batch(const dcil_plan* plan, int tensors, int (*describe)(const dcil_plan*, int, dcil_tensor*, char*), int count) {
-    for (int i = 0; i < tensors; i++) {
-      dcil_tensor tensor;
-      describe(plan, i, &tensor, nullptr);
-      starts.push_back(total);
-      total += tensor.elements * count;
+/// The bytes of every input or output of a batch, in memory of their own.
+using Buffers = std::vector<std::vector<uint8_t>>;
+
+/// None if they are too large to be worth it.
+Buffers buffers(const dcil_plan* plan, int tensors, int (*describe)(const dcil_plan*, int, dcil_tensor*, char*), int count,
+                Chance& chance) {
+  Buffers all;
+  int64_t total = 0;
+  for (int i = 0; i < tensors; i++) {
+    dcil_tensor tensor;
+    describe(plan, i, &tensor, nullptr);
+    if ((total += tensor.elements * count) > kMostElements) return {};
+    const bool whole = tensor.type == DCIL_INT64;
+    all.emplace_back(size_t(tensor.elements * count) * (whole ? sizeof(int64_t) : sizeof(float)));
+    for (int64_t e = 0; e < tensor.elements * count; e++) {
+      const int64_t number = int64_t(chance.below(chance.below(200) ? 5 : 1000)) - (chance.below(1000) ? 0 : 1);
+      const float noise = chance.normal();
+      if (whole) std::memcpy(all.back().data() + size_t(e) * sizeof number, &number, sizeof number);
+      if (!whole) std::memcpy(all.back().data() + size_t(e) * sizeof noise, &noise, sizeof noise);
     }
   }
-  bool small() const { return total <= kMostElements; }
-  /// Their addresses.
-  template <class Pointer>
-  std::vector<Pointer> addresses(std::vector<float>& values) const {
-    std::vector<Pointer> found;
-    for (int64_t start : starts) found.push_back(values.data() + start);
-    return found;
-  }
+  return all;
+}
 
-  std::vector<int64_t> starts;
-  int64_t total = 0;
-};
+template <class Pointer>
+std::vector<Pointer> addresses(Buffers& all) {
+  std::vector<Pointer> found;
+  for (auto& bytes : all) found.push_back(bytes.data());
+  return found;
+}
 
 enum class Verdict { Refused, Large, Accepted };
 
@@ -195,14 +203,19 @@ Verdict run(const std::vector<uint8_t>& bytes, const char* isa, int threads, Cha
   char* text;
   if (dcil_info(plan, &text, nullptr) == DCIL_OK) dcil_free_text(text);
   const int count = 1 + int(chance.below(5));
-  const Batch in(plan, dcil_inputs(plan), dcil_input, count), out(plan, dcil_outputs(plan), dcil_output, count);
-  if (!in.small() || !out.small()) return Verdict::Large;
-  std::vector<float> x(size_t(in.total));
-  for (float& v : x) v = chance.normal();
-  y.assign(size_t(out.total), NAN);
-  const auto from = in.addresses<const void*>(x);
-  const auto to = out.addresses<void*>(y);
-  return dcil_run(plan, from.data(), count, to.data(), nullptr) == DCIL_OK ? Verdict::Accepted : Verdict::Refused;
+  Buffers in = buffers(plan, dcil_inputs(plan), dcil_input, count, chance);
+  Buffers out = buffers(plan, dcil_outputs(plan), dcil_output, count, chance);
+  if (in.empty() || out.empty()) return Verdict::Large;
+  const auto from = addresses<const void*>(in);
+  const auto to = addresses<void*>(out);
+  if (dcil_run(plan, from.data(), count, to.data(), nullptr) != DCIL_OK) return Verdict::Refused;
+  y.clear();
+  for (const auto& bytes : out) {
+    const size_t before = y.size();
+    y.resize(before + bytes.size() / sizeof(float));
+    std::memcpy(y.data() + before, bytes.data(), bytes.size());
+  }
+  return Verdict::Accepted;
 }
 
 bool agree(const std::vector<float>& a, const std::vector<float>& b) {

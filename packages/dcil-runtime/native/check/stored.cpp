@@ -31,7 +31,7 @@ std::vector<std::vector<uint8_t>> stored(const dcil_plan* plan, int tensors, Des
     dcil_tensor tensor;
     describe(plan, i, &tensor, nullptr);
     all.push_back(elements_of(stem + std::to_string(i) + ".npy"));
-    const size_t each = size_t(tensor.elements) * sizeof(float);
+    const size_t each = size_t(tensor.elements) * (tensor.type == DCIL_INT64 ? sizeof(int64_t) : sizeof(float));
     if (all.back().size() % each) throw std::runtime_error(stem + ": of another shape than the plan's");
     count = int(all.back().size() / each);
   }

@@ -62,7 +62,7 @@ void Quantize::add_cost(const Program& p, Cost& cost) const { add_table(p, out, 
 bool Quantize::halves(const Program& p) const {
   const Layout &from = *p.values[size_t(in[0])].layout, &to = *p.values[size_t(out)].layout;
   const Geometry &g = from.geometry, &t = to.geometry;
-  return !g.flat && !t.flat && g.height == 2 * t.height && g.width == 2 * t.width && !to.has_mask() &&
+  return !g.flat && !g.line && !t.flat && g.height == 2 * t.height && g.width == 2 * t.width && !to.has_mask() &&
          to.lanes.rows * t.height == to.shape.h && to.lanes.columns * t.width == to.shape.w;
 }
 

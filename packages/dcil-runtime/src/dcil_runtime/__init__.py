@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from dcil_runtime.format import Network, Op, PlanError, write
+from dcil_runtime.format import Input, Network, Op, Output, PlanError, write
 from dcil_runtime.native import NativeMissing, instruction_set
 from dcil_runtime.plan import Plan, load, read
 
 __version__ = "0.1.0"
 
-__all__ = ["NativeMissing", "Network", "Op", "Plan", "PlanError", "instruction_set", "load", "read", "write"]
+__all__ = [
+    "Input",
+    "NativeMissing",
+    "Network",
+    "Op",
+    "Output",
+    "Plan",
+    "PlanError",
+    "instruction_set",
+    "load",
+    "read",
+    "write",
+]

@@ -2,10 +2,11 @@
 
     magic "DCILPLAN" · version · 0 · length of META · length of DATA · SHA-256 of META and DATA · META · DATA
 
-META is JSON: the input's shape and the operators, each naming tensors by number (0 is the input; every operator's
-output, and its twin if it has one, takes the next number) and arrays as [offset, count] into DATA. No sizes are stored
-that could contradict each other: the reader derives every shape and checks every position against it. The checksum
-finds damage; the checks are what keeps a hostile file out. Little-endian throughout.
+META is JSON: the input's shape (or lists of inputs, tensors 0, 1, ..., and outputs) and the operators, each naming
+tensors by number (0 is the input; every operator's output, and its twin if it has one, takes the next number) and
+arrays as [offset, count] into DATA. No sizes are stored that could contradict each other: the reader derives every
+shape and checks every position against it. The checksum finds damage; the checks are what keeps a hostile file out.
+Little-endian throughout.
 
 Version 2 adds quantized tensors (u8, real = scale * (q - zero)) and int8 weights with a scale per output channel; a
 network without them is written as version 1. docs/formats.md states the arithmetic.
@@ -38,6 +39,8 @@ HEADER = struct.Struct("<8sIIQQ32s")
 MAX_MEMORY = 4 << 30
 ARRAYS = {
     "index": "<u4",
+    "tokens": "<u4",
+    "table": "<f4",
     **dict.fromkeys(("weight", "weight_scale", "bias", "scale", "shift", "twin_scale", "twin_shift"), "<f4"),
 }
 #: Scale and zero point (0 to 255) of a tensor stored as u8: real = scale * (q - zero point).
@@ -57,10 +60,12 @@ class PlanError(ValueError):
 class Op:
     """Describe one operator; fields that its kind does not use keep their defaults.
 
-    ``kind`` is one of FIRST_KINDS, add, sub, mul, div, layernorm, groupnorm or select. ``window`` is kernel, stride,
+    ``kind`` is one of FIRST_KINDS, add, sub, mul, div, layernorm, groupnorm, select, take, constant, embedding, rows,
+    columns or attention; docs/formats.md says what each does. ``window`` is kernel, stride,
     padding and dilation: kh kw sy sx top left bottom right dy dx. With ``quant`` the output is stored as u8
     (``twin_quant``: the twin). The array ``weight`` is int8 where there is a ``weight_scale``: real weight =
-    weight * weight_scale[output]. ``number`` is what norms add to a variance.
+    weight * weight_scale[output]. ``number`` is what norms add to a variance, or
+    what attention multiplies scores by. ``shape`` is the output's, where it does not follow from the inputs'.
     """
 
     kind: str
@@ -75,18 +80,40 @@ class Op:
     quant: Quant | None = None
     twin_quant: Quant | None = None
     number: float = 0.0
+    shape: tuple[int, int, int] | None = None
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 @dataclass
+class Input:
+    """Describe an input without the batch: [c], [c, w] or [c, h, w]; ``int64`` holds tokens and is a vector."""
+
+    shape: tuple[int, ...]
+    type: str = "float32"
+
+
+@dataclass
+class Output:
+    """Describe an output: the tensor in which its elements lie, and its shape without the batch."""
+
+    tensor: int
+    shape: tuple[int, ...]
+
+
+@dataclass
 class Network:
-    """Hold the content of a plan file. Ranks: 4 for images, 2 for vectors."""
+    """Hold the content of a plan file. Ranks: 4 for images, 2 for vectors.
+
+    ``inputs`` and ``outputs``, given together, are instead of ``input`` and the ranks: several, integers, other ranks.
+    """
 
     input: tuple[int, int, int]
     ops: list[Op]
     input_rank: int = 4
     output_rank: int = 4
     notes: dict[str, str] = field(default_factory=dict)
+    inputs: list[Input] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
 
 
 def write(network: Network, file: str | Path) -> None:
@@ -98,16 +125,12 @@ def encode(network: Network) -> bytes:
     """Return the bytes of the plan file."""
     blobs: list[bytes] = []
     ops = [_op_to_json(op, blobs) for op in network.ops]
-    meta = {
-        "input": network.input,
-        "ranks": [network.input_rank, network.output_rank],
-        "notes": network.notes,
-        "ops": ops,
-    }
+    meta = {**_ports_to_json(network), "notes": network.notes, "ops": ops}
     text = json.dumps(meta, allow_nan=False, separators=(",", ":")).encode()
     data = b"".join(blobs)
     digest = hashlib.sha256(text + data).digest()
     version = max(map(_version, network.ops), default=1)
+    version = max(version, 2) if network.outputs else version
     return HEADER.pack(MAGIC, version, 0, len(text), len(data), digest) + text + data
 
 
@@ -134,14 +157,31 @@ def decode(raw: bytes) -> Network:
     data = HEADER.size + meta_size
     meta = json.loads(raw[HEADER.size : data])
     ops = [_op_from_json(entry, memoryview(raw)[data:]) for entry in meta["ops"]]
+    if "inputs" in meta:
+        inputs = [Input(tuple(entry["shape"]), entry["type"]) for entry in meta["inputs"]]
+        outputs = [Output(entry["tensor"], tuple(entry["shape"])) for entry in meta["outputs"]]
+        return Network(plan_shape(inputs[0].shape), ops, notes=meta["notes"], inputs=inputs, outputs=outputs)
     channels, height, width = meta["input"]
     input_rank, output_rank = meta["ranks"]
     return Network((channels, height, width), ops, input_rank, output_rank, meta["notes"])
 
 
+def plan_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the channels, height and width of an input [c], [c, w] or [c, h, w]."""
+    return shape[0], shape[1] if len(shape) == 3 else 1, 1 if len(shape) == 1 else shape[-1]
+
+
+def _ports_to_json(network: Network) -> dict[str, Any]:
+    if network.outputs:
+        inputs = [{"shape": port.shape, "type": port.type} for port in network.inputs]
+        return {"inputs": inputs, "outputs": [{"tensor": p.tensor, "shape": p.shape} for p in network.outputs]}
+    return {"input": network.input, "ranks": [network.input_rank, network.output_rank]}
+
+
 def _version(op: Op) -> int:
     """Return the oldest version of the format that has what this operator uses."""
     first = op.kind in FIRST_KINDS and {op.act[0], op.twin_act[0]} <= set(FIRST_ACTIVATIONS) and not op.number
+    first = first and op.shape is None
     return 1 if first and not (op.quant or op.twin_quant or "weight_scale" in op.arrays) else 2
 
 
@@ -176,6 +216,7 @@ def _op_to_json(op: Op, blobs: list[bytes]) -> dict[str, Any]:
         "twin_act": _act_to_json(op.twin_act),
         **{name: [float(quant[0]), int(quant[1])] for name, quant in _quants(op).items()},
         **({"number": float(op.number)} if op.number else {}),
+        **({"shape": op.shape} if op.shape else {}),
         "arrays": places,
     }
 
@@ -191,7 +232,7 @@ def _op_from_json(entry: dict[str, Any], data: memoryview) -> Op:
     }
     acts = {name: _act_from_json(*entry[name]) for name in ("act", "twin_act")}
     tuples: dict[str, Any] = {
-        name: tuple(entry[name]) for name in ("inputs", "window", "quant", "twin_quant") if name in entry
+        name: tuple(entry[name]) for name in ("inputs", "window", "quant", "twin_quant", "shape") if name in entry
     }
     return Op(**{**entry, **acts, **tuples, "arrays": arrays})
 

@@ -17,6 +17,8 @@ LIBRARY = HERE / "libdcil_runtime.so"
 ABI = 3
 ERROR_SIZE, MAX_RANK = 256, 8
 NO_MEMORY = -2
+#: Of elements, in the order of their numbers.
+TYPES = ("float32", "int64")
 
 
 class NativeMissing(RuntimeError):
@@ -116,17 +118,17 @@ class Handle:
             text = error.value.decode(errors="replace")
             raise MemoryError(text) if code == NO_MEMORY else PlanError(text)
 
-    def inputs(self) -> list[tuple[int, ...]]:
-        """Return the shapes of the inputs, without the batch."""
-        return [self._shape(self.lib.dcil_input, i) for i in range(self.lib.dcil_inputs(self.plan))]
+    def inputs(self) -> list[tuple[tuple[int, ...], str]]:
+        """Return the shapes of the inputs, without the batch, and the types of their elements."""
+        return [self._port(self.lib.dcil_input, i) for i in range(self.lib.dcil_inputs(self.plan))]
 
-    def outputs(self) -> list[tuple[int, ...]]:
-        return [self._shape(self.lib.dcil_output, i) for i in range(self.lib.dcil_outputs(self.plan))]
+    def outputs(self) -> list[tuple[tuple[int, ...], str]]:
+        return [self._port(self.lib.dcil_output, i) for i in range(self.lib.dcil_outputs(self.plan))]
 
-    def _shape(self, function: Any, number: int) -> tuple[int, ...]:
+    def _port(self, function: Any, number: int) -> tuple[tuple[int, ...], str]:
         tensor = Tensor()
         self.check(function, self.plan, number, ctypes.byref(tensor))
-        return tuple(tensor.shape[: tensor.rank])
+        return tuple(tensor.shape[: tensor.rank]), TYPES[tensor.type]
 
     def run(self, inputs: Sequence[int], count: int, outputs: Sequence[int]) -> None:
         """Run the network on a batch; inputs and outputs are addresses."""

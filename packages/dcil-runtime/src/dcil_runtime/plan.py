@@ -51,23 +51,40 @@ class Plan:
         self.max_memory = _limit("max_memory", max_memory)
         chosen = options(isa, threads, tune_seconds, self.max_memory, _limit("max_work", max_work))
         self._native = Handle(encode(network) if isinstance(network, Network) else network, chosen)
-        (self.input_shape,), (self.output_shape,) = self._native.inputs(), self._native.outputs()
+        self.inputs, self.output_shapes = self._native.inputs(), [shape for shape, _ in self._native.outputs()]
+        self.input_shape, self.output_shape = self.inputs[0][0], self.output_shapes[0]
 
-    def __call__(self, images: ArrayLike) -> NDArray[np.float32]:
-        """Return the network's output for a batch of images, [n, c, h, w] (or [n, c] for a network of vectors)."""
-        x = np.ascontiguousarray(images, dtype=np.float32)
-        if x.shape[1:] != self.input_shape or x.ndim != len(self.input_shape) + 1:
-            raise ValueError(f"images of shape {x.shape}, but this network takes (n, {str(self.input_shape)[1:-1]})")
-        output_bytes = 4 * len(x) * math.prod(self.output_shape)
+    def __call__(self, *inputs: ArrayLike) -> Any:
+        """Return the network's output for a batch: [n, c, h, w] images, [n, c] vectors or whatever ``inputs`` says.
+
+        A network with several inputs takes them one after the other; one with several outputs returns a tuple.
+        """
+        if len(inputs) != len(self.inputs):
+            raise ValueError(f"this network takes {len(self.inputs)} inputs, got {len(inputs)}")
+        arrays = [self._checked(x, *port) for x, port in zip(inputs, self.inputs, strict=True)]
+        count = len(arrays[0])
+        if any(len(x) != count for x in arrays):
+            raise ValueError(f"inputs must have the same number of items, got {', '.join(str(len(x)) for x in arrays)}")
+        output_bytes = 4 * count * sum(map(math.prod, self.output_shapes))
         if output_bytes > self.max_memory:
             raise PlanError(
-                f"the output of {len(x)} images takes {output_bytes} bytes, more than the limit of "
+                f"the output of {count} images takes {output_bytes} bytes, more than the limit of "
                 f"{self.max_memory:.0f} (give fewer images, or raise max_memory)"
             )
-        y = np.empty((len(x), *self.output_shape), np.float32)
-        if len(x):
-            self._native.run([_address(x)], len(x), [_address(y)])
-        return y
+        out = tuple(np.empty((count, *shape), np.float32) for shape in self.output_shapes)
+        if count:
+            self._native.run([_address(x) for x in arrays], count, [_address(y) for y in out])
+        return out[0] if len(out) == 1 else out
+
+    def _checked(self, given: ArrayLike, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+        """Return an input as the native module reads it."""
+        x = np.asarray(given)
+        if dtype == "int64" and x.size and not (np.issubdtype(x.dtype, np.integer) or x.dtype == np.bool_):
+            raise ValueError(f"this network reads whole numbers here, got {x.dtype}")
+        if x.shape[1:] != shape or x.ndim != len(shape) + 1:
+            what = "images" if dtype == "float32" else "numbers"
+            raise ValueError(f"{what} of shape {x.shape}, but this network takes (n, {str(shape)[1:-1]})")
+        return np.ascontiguousarray(x, dtype=dtype)
 
     def prepare(self, batch: int) -> None:
         """Lay out and tune for this batch size now."""
@@ -110,7 +127,7 @@ def _line(step: dict[str, Any]) -> str:
     return f"{step['work']:8s} {' -> '.join(shapes)} ({tile})  {took:8.1f} us{chosen}"
 
 
-def _address(array: NDArray[np.float32]) -> int:
+def _address(array: NDArray[Any]) -> int:
     """Return the address of a contiguous array; array.ctypes.data takes microseconds, as long as a whole layer."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(array.data))

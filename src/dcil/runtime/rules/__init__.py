@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dcil.runtime.rules import moves, norms, pointwise, weighted, windows
+from dcil.runtime.rules import attention, embedding, moves, norms, pointwise, weighted, windows
 from dcil.runtime.rules.rule import Rule
 
-RULES: dict[str, Rule] = {**weighted.RULES, **pointwise.RULES, **norms.RULES, **windows.RULES, **moves.RULES}
+RULES: dict[str, Rule] = {
+    **weighted.RULES,
+    **pointwise.RULES,
+    **norms.RULES,
+    **windows.RULES,
+    **moves.RULES,
+    **attention.RULES,
+    **embedding.RULES,
+}

@@ -11,8 +11,9 @@ from torch import Tensor, fx
 from torch.fx import Node
 
 from dcil.runtime.build import Value
-from dcil.runtime.forms import Placed, chosen_channels, is_in_order, one_item
+from dcil.runtime.forms import Placed, chosen_channels, image_shape, is_in_order, one_item, tokens_of
 from dcil.runtime.nodes import argument, name_of, shape_of
+from dcil.runtime.operands import NOTHING
 from dcil.runtime.rules.rule import Rule
 from dcil.tracing import BATCH_SIZES
 
@@ -54,12 +55,12 @@ def one_result(low: Lowering, node: Node) -> Placed:
     return low.placed(node, node.args[0])
 
 
-def cat(low: Lowering, node: Node) -> Value:
+def cat(low: Lowering, node: Node) -> Value | Placed:
     """Concatenate channels; those that were chosen before are taken from where they lie."""
     parts: Any = node.args[0]
     rank = len(shape_of(node))
-    if argument(node, 1, 0) not in (1, 1 - rank) or rank not in (2, 4):
-        raise low.refuse(node, "only along the channels (dimension 1)")
+    if argument(node, 1, 0) % rank != 1 or rank not in (2, 4):
+        return joined(low, node, parts, argument(node, 1, 0) % rank)
     found = [channels_of(low, node, part) for part in parts]
     values = list(dict.fromkeys(value for value, _, _ in found))
     sizes = {value: size for value, size, _ in found}
@@ -67,6 +68,46 @@ def cat(low: Lowering, node: Node) -> Value:
         return low.builder.plain("concat", [value for value, _, _ in found])
     first = dict(zip(values, np.cumsum([0, *(sizes[value] for value in values)]), strict=False))
     return low.builder.select(values, np.concatenate([first[value] + chosen for value, _, chosen in found]))
+
+
+def joined(low: Lowering, node: Node, parts: list[Any], dim: int) -> Placed:
+    """Concatenate along any other dimension, tokens with their channels first."""
+    placed = [low.placed(node, part) for part in parts]
+    values = {p.value: p.size for p in placed}
+    first = dict(zip(values, np.cumsum([0, *values.values()]).tolist(), strict=False))
+    items = []
+    for part, p in zip(parts, placed, strict=True):
+        item = one_item(p.places(shape_of(part)), p.size)
+        if dim == 0 or item is None:
+            raise low.refuse(node, "an operand that mixes the items of a batch")
+        items.append(torch.where(item < 0, NOTHING, item + first[p.value]).reshape(shape_of(part)[1:]))
+    index = torch.cat(items, dim - 1)
+    shape, sources = shape_of(node), list(values)
+    tokens = len(shape) == 3 or any(_is_last(p) for p in placed)
+    if not tokens:
+        plan = image_shape(shape) or (index.numel(), 1, 1)
+        return Placed(low.builder.take(sources, index.numpy(), plan), plan)
+    moved = index.reshape(-1, shape[-1]).t().contiguous()
+    plan = (shape[-1], *(shape[1:3] if len(shape) == 4 else (1, moved.shape[1])))
+    order = torch.arange(BATCH_SIZES[0] * index.numel()).reshape(BATCH_SIZES[0], *moved.shape).transpose(1, 2)
+    return Placed(low.builder.take(sources, moved.numpy(), plan), plan, order.reshape(shape))
+
+
+def _is_last(placed: Placed) -> bool:
+    """Return whether the last dimension is the channels of tokens."""
+    return placed.index is not None and tokens_of(placed.index, placed.shape) is not None
+
+
+def as_strided(low: Lowering, node: Node) -> Placed:
+    """Lower the strides that pooling gives a tensor of one pixel."""
+    source: Any = node.args[0]
+    shape = shape_of(node)
+    strides: Any = node.args[2]
+    contiguous = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    other = [d for d in range(1, len(shape)) if shape[d] > 1 and strides[d] != contiguous[d]]
+    if shape_of(source) != shape or other:
+        raise low.refuse(node, "only a tensor in its own order")
+    return low.placed(node, source)
 
 
 def channels_of(low: Lowering, node: Node, source: Any) -> tuple[Value, int, Any]:
@@ -87,5 +128,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(MOVES.split(), moved),
     "constant_pad_nd": pad,
     "cat": cat,
+    "as_strided": as_strided,
     "getitem": one_result,
 }

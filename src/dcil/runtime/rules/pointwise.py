@@ -6,14 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
+import torch
 from torch.fx import Node
 
-from dcil.runtime.build import Array
-from dcil.runtime.forms import Placed
+from dcil.runtime.forms import Placed, is_complete
 from dcil.runtime.nodes import argument, shape_of
 from dcil.runtime.rules.rule import Rule
-from dcil.tracing import BATCH_SIZES
 from dcil_runtime.format import RELU, Activation
 
 if TYPE_CHECKING:
@@ -22,12 +20,8 @@ if TYPE_CHECKING:
 
 def activated(low: Lowering, node: Node, act: Activation) -> Placed:
     """Apply an activation to what the operand lies in, in whatever order that is."""
-    source: Any = node.args[0]
-    placed = low.placed(node, source)
-    index = placed.index
-    if index is not None and (index.numel() != BATCH_SIZES[0] * math.prod(placed.shape) or bool((index < 0).any())):
-        return low.plain(low.builder.activate(low.image(node, source), act), shape_of(node))
-    return Placed(low.builder.activate(placed.value, act), placed.shape, index)
+    placed = low.arranged(node, node.args[0])
+    return Placed(low.builder.activate(placed.value, act), placed.shape, placed.index)
 
 
 def activation(act: Activation) -> Rule:
@@ -69,23 +63,18 @@ def elu(low: Lowering, node: Node) -> Placed:
 
 
 def affine(low: Lowering, node: Node, source: Any, scale: Any, shift: Any) -> Placed:
-    """Return scale * x + shift, with numbers or constant tensors of one number per channel."""
-    placed, last = low.arranged(node, source)
-    channels = placed.shape[0]
-    vectors = [per_channel(low, node, constant, last, channels) for constant in (scale, shift)]
-    return Placed(low.builder.affine(placed.value, *vectors), placed.shape, placed.index)
-
-
-def per_channel(low: Lowering, node: Node, constant: Any, last: bool, channels: int) -> Array:
-    if not isinstance(constant, Tensor):
-        return np.full(channels, float(constant))
-    full = constant.reshape((1,) * (len(shape_of(node)) - constant.ndim) + constant.shape)
-    if full.ndim == 1:  # of one number
-        return np.full(channels, float(full))
-    full = full.movedim(-1, 1) if last else full
-    if full.numel() not in (1, channels) or full.shape[1] != full.numel():
-        raise low.refuse(node, f"a constant of shape {list(constant.shape)}; only one number per channel")
-    return full.flatten().expand(channels).double().numpy()
+    """Return scale * x + shift, with numbers or constant tensors."""
+    first = low.arranged(node, source)
+    factor, offset = (low.constant_beside(node, constant, first) for constant in (scale, shift))
+    value, channels = first.value, first.shape[0]
+    if factor.shape[1] == offset.shape[1] == 1:
+        vectors = [np.broadcast_to(vector[:, 0], channels) for vector in (factor, offset)]
+        return Placed(low.builder.affine(value, *vectors), first.shape, first.index)
+    for kind, constant, neutral in (("mul", factor, 1), ("add", offset, 0)):
+        if (constant != neutral).any():
+            shape = (len(constant), *(first.shape[1:] if constant.shape[1] > 1 else (1, 1)))
+            value = low.builder.plain(kind, [value, low.builder.constant(constant.reshape(shape))])
+    return Placed(value, first.shape, first.index)
 
 
 def constant_of(low: Lowering, operand: Any) -> Any:
@@ -129,6 +118,8 @@ def rsub(low: Lowering, node: Node) -> Placed:
 
 def mul(low: Lowering, node: Node) -> Placed:
     a, b = node.args
+    if node in low.scaled:
+        return low.placed(node, a)
     for source, other in ((a, b), (b, a)):
         constant = constant_of(low, other)
         if constant is not None:
@@ -138,10 +129,25 @@ def mul(low: Lowering, node: Node) -> Placed:
 
 def div(low: Lowering, node: Node) -> Placed:
     a, b = node.args
+    if node in low.scaled:
+        return low.placed(node, a)
     constant = constant_of(low, b)
     if node.kwargs.get("rounding_mode") is not None or constant_of(low, a) is not None:
         raise low.refuse(node, "only a tensor over a tensor or a constant, not rounded")
     return joined(low, node, "div", a, b) if constant is None else affine(low, node, a, 1.0 / constant, 0.0)
+
+
+def power(low: Lowering, node: Node) -> Placed:
+    """Lower x to the power of 2 or 3 (the GELU of GPT-2) or 0.5."""
+    exponent = constant_of(low, node.args[1])
+    if exponent == 0.5:
+        return activated(low, node, ("sqrt", 0.0, 0.0))
+    if exponent not in (2, 3):
+        raise low.refuse(node, "only the powers 0.5, 2 and 3")
+    first = low.arranged(node, node.args[0])
+    value = low.builder.plain("mul", [first.value, first.value])
+    value = low.builder.plain("mul", [value, first.value]) if exponent == 3 else value
+    return Placed(value, first.shape, first.index)
 
 
 def addcmul(low: Lowering, node: Node) -> Placed:
@@ -154,21 +160,34 @@ def addcmul(low: Lowering, node: Node) -> Placed:
 
 
 def joined(low: Lowering, node: Node, kind: str, a: Any, b: Any) -> Placed:
-    """Return a result of two tensors, one of which may have one number per channel, per pixel or per image."""
+    """Return a result of two tensors, one of which may be spread over dimensions of the other."""
     if shape_of(a) != shape_of(node):
         if kind in ("sub", "div") or shape_of(b) != shape_of(node):
             raise low.refuse(node, f"tensors of shapes {list(shape_of(a)[1:])} and {list(shape_of(b)[1:])}")
         a, b = b, a
-    turned = low.in_order(a, False) is None and low.in_order(a, True) is None
-    if kind in ("add", "mul") and shape_of(a) == shape_of(b) and turned:
-        a, b = b, a  # one that lies in order says how
-    placed, last = low.arranged(node, a)
-    second = low.broadcast(node, b, placed.shape, last)
-    if kind == "add" and shape_of(a) == shape_of(b):
-        value = low.builder.add(placed.value, second)
+    same = shape_of(a) == shape_of(b)
+    if kind in ("add", "mul") and same and not complete(low, a) and complete(low, b):
+        a, b = b, a  # one that is all of a plan tensor says how
+    first = low.arranged(node, a)
+    second, spread = low.broadcast(node, b, first)
+    if kind == "add" and not spread:
+        value = low.builder.add(first.value, second)
     else:
-        value = low.builder.plain(kind, [placed.value, second])
-    return Placed(value, placed.shape, placed.index)
+        value = low.builder.plain(kind, [first.value, second])
+    return Placed(value, first.shape, first.index)
+
+
+def complete(low: Lowering, source: Any) -> bool:
+    placed = low.values.get(source)
+    return isinstance(placed, Placed) and (placed.index is None or is_complete(placed.index, placed.size))
+
+
+def cast(low: Lowering, node: Node) -> Placed:
+    """Lower _to_copy: whole numbers are floats already."""
+    source: Any = node.args[0]
+    if node.kwargs.get("dtype", torch.float32) is not torch.float32:
+        raise low.refuse(node, f"a cast to {node.kwargs['dtype']}; only to torch.float32")
+    return low.placed(node, source)
 
 
 RULES: dict[str, Rule] = {
@@ -185,4 +204,6 @@ RULES: dict[str, Rule] = {
     "mul": mul,
     "div": div,
     "addcmul": addcmul,
+    "pow": power,
+    "_to_copy": cast,
 }

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from dcil.runtime.build import Value
+from dcil.runtime.build import Array, Value
+from dcil.runtime.forms import Placed, is_complete, is_in_order, tokens_of
 from dcil.runtime.nodes import pair, shape_of
 from dcil.runtime.rules.moves import channels_of
 from dcil.runtime.rules.rule import Rule
@@ -61,14 +62,32 @@ def _from_chosen(low: Lowering, node: Node, source: Any, weight: Tensor, groups:
     return value, wide, 1
 
 
-def linear(low: Lowering, node: Node) -> Value:
-    """Lower addmm(bias, x, weight') or mm(x, weight')."""
+def linear(low: Lowering, node: Node) -> Placed:
+    """Lower addmm(bias, x, weight') or mm(x, weight'): a 1 x 1 convolution over tokens, in whatever order they lie."""
     first = len(node.args) - 2
     if node.kwargs:
         raise low.refuse(node, f"only without {', '.join(node.kwargs)}")
     weight = low.tensor(node, first + 1).t()
-    bias = low.constant(node, 0, 0, 0.0) if first else np.zeros(len(weight))
-    return low.builder.layer("linear", low.value(node, first), weight.float().numpy(), bias)
+    return product(low, node, node.args[first], weight, low.constant(node, 0, len(weight), 0.0) if first else None)
+
+
+def product(low: Lowering, node: Node, source: Any, weight: Tensor, bias: Array | None) -> Placed:
+    """Return weight * x + bias for the last dimension of x."""
+    bias = np.zeros(len(weight)) if bias is None else bias
+    placed = low.placed(node, source)
+    tokens = tokens_of(placed.places(shape_of(source)), placed.shape)
+    pixels = placed.shape[1] * placed.shape[2]
+    if tokens is None or not is_complete(tokens.pixels, pixels):
+        placed = low.channels_last(node, source)
+        tokens, pixels = tokens_of(placed.places(shape_of(source)), placed.shape), placed.shape[1] * placed.shape[2]
+        assert tokens is not None
+    if not is_in_order(tokens.channels) or len(tokens.channels) != placed.shape[0]:
+        weight = weight.new_zeros(len(weight), placed.shape[0]).index_add_(1, tokens.channels, weight)
+    if pixels == 1:
+        value = low.builder.layer("linear", placed.value, weight.float().numpy(), bias)
+    else:
+        value = low.builder.layer("conv", placed.value, weight.float().numpy()[:, :, None, None], bias)
+    return Placed(value, (len(weight), *placed.shape[1:]), tokens.index(len(weight), pixels))
 
 
 def batch_norm(low: Lowering, node: Node) -> Value:

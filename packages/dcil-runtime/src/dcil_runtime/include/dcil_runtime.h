@@ -38,8 +38,8 @@ enum {
   DCIL_SYSTEM = -3     /* a file cannot be opened or read: errno says why */
 };
 
-/* Types of elements. */
-enum { DCIL_FLOAT32 = 0 };
+/* Types of elements. Networks that read tokens have inputs of int64_t; all other inputs and all outputs are float. */
+enum { DCIL_FLOAT32 = 0, DCIL_INT64 = 1 };
 
 /* The DCIL_ABI of the library; compare it with the header's where the two may differ. */
 DCIL_EXPORT int dcil_abi(void);
@@ -71,9 +71,9 @@ DCIL_EXPORT void dcil_free(dcil_plan* plan);
 
 /* One input or output, without the batch: a batch is `count` of them, one after the other, in C order. */
 typedef struct {
-  int32_t type; /* DCIL_FLOAT32 */
+  int32_t type; /* DCIL_FLOAT32 or DCIL_INT64 */
   int32_t rank;
-  int64_t shape[DCIL_MAX_RANK]; /* channels, height, width; or channels */
+  int64_t shape[DCIL_MAX_RANK]; /* channels, height, width; or channels; or what the network gives */
   int64_t elements;             /* the product of `shape` */
 } dcil_tensor;
 
