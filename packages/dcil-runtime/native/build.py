@@ -56,6 +56,12 @@ def ask(cxx: str, question: str) -> str:
     return subprocess.run([cxx, question], capture_output=True, text=True, check=True).stdout.strip()
 
 
+def knows(cxx: str, flag: str) -> bool:
+    """Return whether the compiler knows an option; kernels without theirs are compiled as plain code."""
+    words = [cxx, flag, "-E", "-x", "c++", os.devnull]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
 def machine(cxx: str) -> str:
     """Return the kind of processor that the compiler writes code for, as Python and wheels name it."""
     found = ask(cxx, "-dumpmachine").split("-")[0]
@@ -87,6 +93,10 @@ def build(out: Path = OUT, extra: Sequence[str] = (), main: Sequence[Path] = ())
     target = machine(cxx)
     base = [*BASE, *DEFINED.get(target, [])]
     sets = {**SETS, **PLATFORM_SETS.get(target, {})}
+    quant = {
+        name: [flag for flag in flags if flag.startswith("-D") or knows(cxx, flag)]
+        for name, flags in QUANT_SETS.get(target, {}).items()
+    }
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
             [HERE / "kernels.cpp", f"{folder}/kernels_{name}.o", f"-DISA={name}", *KERNEL, *flags]
@@ -96,7 +106,7 @@ def build(out: Path = OUT, extra: Sequence[str] = (), main: Sequence[Path] = ())
         exact = [*KERNEL, "-ffp-contract=off", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
         jobs += [
             [HERE / "quant_kernels.cpp", f"{folder}/quant_kernels_{name}.o", f"-DISA={name}", *exact, *flags]
-            for name, flags in {**sets, **QUANT_SETS.get(target, {})}.items()
+            for name, flags in {**sets, **quant}.items()
         ]
         compiled = ("kernels.cpp", "quant_kernels.cpp")
         plain = [file for file in sorted([*HERE.glob("*.cpp"), *HERE.glob("ops/*.cpp")]) if file.name not in compiled]
