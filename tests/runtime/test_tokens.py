@@ -1,4 +1,4 @@
-"""Tokens against torch: attention, embeddings, several inputs and outputs, in every layout; what cannot be is refused."""
+"""Tokens against torch: attention, embeddings, several inputs and outputs; what cannot be is refused."""
 
 from __future__ import annotations
 

@@ -30,8 +30,9 @@ def ours(model: nn.Module, x: Tensor, threads: int) -> Run:
 
 
 def torch_eager(model: nn.Module, x: Tensor, threads: int) -> Run:
-    last = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    images = x.contiguous(memory_format=torch.channels_last)
+    order = torch.channels_last if x.ndim == 4 else torch.contiguous_format
+    last = copy.deepcopy(model).to(memory_format=order)  # type: ignore[call-overload]
+    images = x.contiguous(memory_format=order)
 
     def run() -> Any:
         with torch.inference_mode():

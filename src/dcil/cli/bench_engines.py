@@ -46,7 +46,7 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     for _, _, shape in nets:
         check_pixels(args.batch or (1, 64), shape)
     cases = [
-        cpu.Case(name, models, torch.randn(batch, *shape), threads)
+        cpu.Case(name, models, cpu.inputs(shape, batch), threads)
         for name, models, shape in nets
         for batch in args.batch or (1, 64)
         for threads in args.threads
@@ -74,6 +74,5 @@ def random(models: str, masks: str, sparsity: Sequence[float]) -> Iterator[Net]:
         if kind not in cpu.SCOPES:
             raise unknown("masks", kind, cpu.SCOPES)
     for name in models.split(","):
-        size = cpu.image_size(name)
         pairs = [(kind, fraction) for kind in masks.split(",") for fraction in sparsity]
-        yield name, {f"{kind} {s:g}": cpu.masked(name, kind, s) for kind, s in pairs}, (3, size, size)
+        yield name, {f"{kind} {s:g}": cpu.masked(name, kind, s) for kind, s in pairs}, cpu.input_shape(name)
