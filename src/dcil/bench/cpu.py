@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from dcil import models
-from dcil.bench import texts
+from dcil.bench import token_networks
 from dcil.bench.clock import in_turns, repeated_ms
 from dcil.bench.engines import DENSE, INT8, SPARSE, Make, Run
 from dcil.runs.environment import environment
@@ -71,17 +71,17 @@ def image_size(name: str) -> int:
 def input_shape(name: str) -> tuple[int, ...]:
     """Return the shape of an image, or of a sequence of tokens."""
     size = image_size(name)
-    return (texts.LENGTH,) if texts.reads_tokens(name) else (3, size, size)
+    return (token_networks.LENGTH,) if token_networks.reads_tokens(name) else (3, size, size)
 
 
 def inputs(shape: tuple[int, ...], batch: int) -> Tensor:
     """Return noise, or random tokens."""
-    return texts.tokens(batch) if len(shape) == 1 else torch.randn(batch, *shape)
+    return token_networks.tokens(batch) if len(shape) == 1 else torch.randn(batch, *shape)
 
 
 def built(name: str) -> nn.Module:
-    if texts.reads_tokens(name):
-        return texts.build(name)
+    if token_networks.reads_tokens(name):
+        return token_networks.build(name)
     return models.build(name, 1000 if image_size(name) == 224 else 10)
 
 
@@ -90,7 +90,7 @@ def masked(name: str, masks: str, sparsity: float, seed: int = 0) -> nn.Module:
     too, but the classifier."""
     torch.manual_seed(seed)
     model = built(name).eval()
-    kinds = (nn.Conv2d, nn.Linear) if texts.reads_tokens(name) or name.startswith("vit-") else (nn.Conv2d,)
+    kinds = (nn.Conv2d, nn.Linear) if token_networks.reads_tokens(name) or name.startswith("vit-") else (nn.Conv2d,)
     layers_of = [(part, module) for part, module in model.named_modules() if isinstance(module, kinds)]
     names = [f"{part}.weight" for part, module in layers_of if not part.endswith(("head", "classifier"))]
     layers = [PrunableWeight(name, model.get_parameter(name), torch.ones(0)) for name in names]
