@@ -32,6 +32,14 @@ def test_random_masks_keep_the_promised_number_of_weights(masks, sparsity):
         assert max(density) - min(density) < 0.02
 
 
+def test_random_masks_of_transformers_leave_the_classifier():
+    model = cpu.masked("vit-ti-4", "uniform", 0.9)
+    kept = {
+        name: float((m.weight != 0).float().mean()) for name, m in model.named_modules() if hasattr(m, "in_features")
+    }
+    assert kept.pop("head") == 1 and all(abs(share - 0.1) < 0.01 for share in kept.values()) and len(kept) > 40
+
+
 SMALL = ["--model", "resnet8-digits", "--masks", "erk", "--sparsity", "0.9", "--engines", "ours,torch"]
 
 
@@ -40,6 +48,26 @@ def _same_threads():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+@built
+def test_engines_read_tokens(capsys):
+    words = [
+        "--model",
+        "gpt-1-64",
+        "--masks",
+        "uniform",
+        "--no-forms",
+        "--batch",
+        "1",
+        "--threads",
+        "1",
+        "--rounds",
+        "1",
+    ]
+    assert bench_infer([*words, "--engines", "ours,torch", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["cases"][0]["rows"]
+    assert {row["engine"] for row in rows} == {"ours", "torch"} and all(row["error"] < 1e-5 for row in rows)
 
 
 @built

@@ -1,4 +1,4 @@
-"""Tokens against torch: attention, embeddings, several inputs and outputs, in every layout; what cannot be is refused."""
+"""Tokens against torch: attention, embeddings, several inputs and outputs; what cannot be is refused."""
 
 from __future__ import annotations
 
@@ -269,3 +269,30 @@ def test_wrong_examples_are_refused():
 class Plus(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + 1
+
+
+class Alone(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(8, 8), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear(x))
+
+
+SIZES_OF_THE_BATCH: dict[str, Callable[[Tensor], Tensor]] = {
+    "a slice": lambda x: x[:, : len(x)],
+    "a shift": lambda x: x.roll(len(x), 1),
+    "a factor": lambda x: x * (torch.ones(len(x), 1) * len(x)),
+    "a sum": lambda x: x * torch.ones(len(x)).sum(),
+    "a number": lambda x: x + torch.full((len(x), 1), float(len(x))),
+    "a copy": lambda x: x[:, None].expand(-1, len(x), -1).flatten(1),
+    "a size": lambda x: F.interpolate(x[:, :, None, None], size=(len(x), 3)),
+}
+
+
+@pytest.mark.parametrize("name", SIZES_OF_THE_BATCH)
+def test_what_depends_on_the_size_of_the_batch_is_refused(name):
+    with pytest.raises(UserError) as found:
+        lower(Alone(SIZES_OF_THE_BATCH[name]), torch.randn(2, 8))
+    assert "\n" not in str(found.value)

@@ -26,6 +26,8 @@ from dcil.runs.position import Position
 from dcil.runs.read import read_run
 from dcil.train import Config, RunFolder, Trainer, train
 from dcil.train.restore import load_net
+from dcil_runtime import load
+from dcil_runtime.native import LIBRARY
 
 CPU = torch.device("cpu")
 RUN = replace(SMALL, epochs=3, target_epoch=2, schedule="step", lr_schedule="cosine", lr_warmup_epochs=1, dropout=0.1)
@@ -167,6 +169,18 @@ def test_exports_compute_the_same(run: Path, to: str, tmp_path: Path, capsys: py
     elif to in ("safetensors", "torch"):
         state = load_file(out) if to == "safetensors" else torch.load(out, weights_only=True)
         assert state.keys() == want.state_dict().keys()
+
+
+@pytest.mark.skipif(not LIBRARY.exists(), reason="the native module is not built: make native")
+def test_a_language_model_runs_with_numpy(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "net.dcil"
+    assert main(["export", str(run), "--to", "cpu", "--out", str(out)]) == 0
+    net, plan = load_net(RunFolder(run)), load(out, tune_seconds=0)
+    ((shape, kind),) = plan.inputs
+    x = torch.randint(len(set(TEXT)), (3, *shape))
+    assert kind == "int64"
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(plan(x.numpy())), net(x), rtol=1e-4, atol=1e-5)
 
 
 def test_filters_of_a_transformer(tmp_path: Path) -> None:

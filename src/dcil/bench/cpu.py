@@ -25,6 +25,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from dcil import models
+from dcil.bench import token_networks
 from dcil.bench.clock import in_turns, repeated_ms
 from dcil.bench.engines import DENSE, INT8, QUANTIZED, SPARSE, Make, Run
 from dcil.runs.environment import environment
@@ -69,14 +70,34 @@ SCOPES: dict[str, Scope] = {"uniform": Uniform(), "erk": ERK()}
 
 
 def image_size(name: str) -> int:
-    return 224 if name in ("resnet18", "resnet34", "resnet50") else 32
+    return 224 if name in ("resnet18", "resnet34", "resnet50") or name.endswith("-16") else 32
+
+
+def input_shape(name: str) -> tuple[int, ...]:
+    """Return the shape of an image, or of a sequence of tokens."""
+    size = image_size(name)
+    return (token_networks.LENGTH,) if token_networks.reads_tokens(name) else (3, size, size)
+
+
+def inputs(shape: tuple[int, ...], batch: int) -> Tensor:
+    """Return noise, or random tokens."""
+    return token_networks.tokens(batch) if len(shape) == 1 else torch.randn(batch, *shape)
+
+
+def built(name: str) -> nn.Module:
+    if token_networks.reads_tokens(name):
+        return token_networks.build(name)
+    return models.build(name, 1000 if image_size(name) == 224 else 10)
 
 
 def masked(name: str, masks: str, sparsity: float, seed: int = 0) -> nn.Module:
-    """Return a new network with random masks: ``uniform`` over the convolutions, or ``erk`` densities."""
+    """Return a new network with random masks, ``uniform`` or ``erk``, over convolutions; of transformers, over matrices
+    too, but the classifier."""
     torch.manual_seed(seed)
-    model = models.build(name, 1000 if image_size(name) == 224 else 10).eval()
-    names = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+    model = built(name).eval()
+    kinds = (nn.Conv2d, nn.Linear) if token_networks.reads_tokens(name) or name.startswith("vit-") else (nn.Conv2d,)
+    layers_of = [(part, module) for part, module in model.named_modules() if isinstance(module, kinds)]
+    names = [f"{part}.weight" for part, module in layers_of if not part.endswith(("head", "classifier"))]
     layers = [PrunableWeight(name, model.get_parameter(name), torch.ones(0)) for name in names]
     shares = SCOPES[masks].sparsities(layers, sparsity)
     assert shares is not None

@@ -42,8 +42,9 @@ def ours_int8(model: nn.Module, x: Tensor, threads: int, images: Tensor) -> Run:
 
 
 def torch_eager(model: nn.Module, x: Tensor, threads: int, images: Tensor) -> Run:
-    last = copy.deepcopy(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    batch = x.contiguous(memory_format=torch.channels_last)
+    order = torch.channels_last if x.ndim == 4 else torch.contiguous_format
+    last = copy.deepcopy(model).to(memory_format=order)  # type: ignore[call-overload]
+    batch = x.contiguous(memory_format=order)
 
     def run() -> Any:
         with torch.inference_mode():
@@ -115,7 +116,7 @@ def quantized_file(model: nn.Module, x: Tensor, images: Tensor) -> Iterator[Path
         quantize_static,
     )
 
-    whole = images.repeat(-(-len(x) // len(images)), 1, 1, 1)  # at least one batch
+    whole = torch.cat([images] * -(-len(x) // len(images)))  # at least one batch
 
     class Images(CalibrationDataReader):  # type: ignore[misc]
         batches = ({"input": whole[i : i + len(x)].numpy()} for i in range(0, len(whole) // len(x) * len(x), len(x)))

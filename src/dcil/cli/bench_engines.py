@@ -67,7 +67,7 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     for net in nets:
         check_pixels(args.batch or (1, 64), net.shape)
     cases = [
-        cpu.Case(net.name, net.models, torch.randn(batch, *net.shape), threads, net.images, net.test)
+        cpu.Case(net.name, net.models, cpu.inputs(net.shape, batch), threads, net.images, net.test)
         for net in nets
         for batch in args.batch or (1, 64)
         for threads in args.threads
@@ -100,7 +100,7 @@ def random(models: str, masks: str, sparsity: Sequence[float]) -> Iterator[Net]:
         if kind not in cpu.SCOPES:
             raise unknown("masks", kind, cpu.SCOPES)
     for name in models.split(","):
-        size = cpu.image_size(name)
         pairs = [(kind, fraction) for kind in masks.split(",") for fraction in sparsity]
         models_ = {f"{kind} {s:g}": cpu.masked(name, kind, s) for kind, s in pairs}
-        yield Net(name, models_, (3, size, size), torch.randn(NOISE, 3, size, size))
+        shape = cpu.input_shape(name)
+        yield Net(name, models_, shape, cpu.inputs(shape, NOISE))

@@ -35,7 +35,8 @@ def bench_infer(words: Sequence[str]) -> int:
     for fraction in args.sparsity:
         if not 0 <= fraction < 1:
             raise UserError(f"--sparsity must be >= 0 and < 1, got {fraction}")
-    check_images([*(config_of(RunFolder(run)).model for run in args.run), *(args.model or "").split(",")])
+    named = (args.model or "").split(",") if args.forms else []
+    check_images([*(config_of(RunFolder(run)).model for run in args.run), *named])
     records = bench_engines.compare(args) if args.run or args.masks else []
     if args.masks or not args.forms or len(args.run) > 1:
         if args.json:
@@ -49,7 +50,8 @@ def check_images(names: Sequence[str]) -> None:
     """Refuse networks that read tokens: what is timed gets images."""
     if found := [name for name in names if models.reads_tokens(name)]:
         raise UserError(
-            f"dcil bench infer times networks of images, got {found[0]}, which reads tokens: choose another"
+            f"dcil bench infer times networks of images, got {found[0]}, which reads tokens "
+            "(choose another, or compare engines by --model, --masks and --no-forms)"
         )
 
 

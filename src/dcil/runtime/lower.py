@@ -14,7 +14,7 @@ from torch.fx import Node
 from dcil.errors import UserError
 from dcil.runtime.build import Builder, Value
 from dcil.runtime.forms import Placed, image_shape
-from dcil.runtime.nodes import name_of, shape_of
+from dcil.runtime.nodes import MADE, depends_on_batch, name_of, shape_of
 from dcil.runtime.operands import Operands
 from dcil.runtime.rules import RULES
 from dcil.runtime.rules.attention import attentions
@@ -24,12 +24,8 @@ from dcil_runtime import Input, Network
 
 #: Of inputs: the types of torch, and what a plan calls them.
 TYPES = {torch.float32: "float32", torch.int64: "int64"}
-#: Operators that give a constant of the batch's size; everything about it is the same for every item.
-BATCHED = {
-    *MOVES.split(),
-    *("zeros", "ones", "full", "new_zeros", "new_ones", "new_full"),
-    *("add", "mul", "masked_fill", "_to_copy", "cat"),
-}
+#: Operators that give a constant with a batch, whose items stay equal.
+WITH_BATCH = {*MOVES.split(), *MADE, *("add", "mul", "masked_fill", "where", "_to_copy", "cat", "getitem", "embedding")}
 
 
 def lower(model: nn.Module, example: Tensor | Sequence[Tensor]) -> Network:
@@ -56,6 +52,7 @@ class Lowering(Operands):
         sources = [node for node in self.nodes if node.op == "placeholder"]
         self.inputs = [Input(shape_of(node)[1:], kind) for node, kind in zip(sources, types, strict=True)]
         super().__init__(Builder(self.inputs))
+        self.batched: set[Node] = set()  # constants with a batch
         for source, value in zip(sources, self.builder.inputs, strict=True):
             self.values[source] = self.plain(value, shape_of(source))
 
@@ -96,11 +93,14 @@ class Lowering(Operands):
             self.constants[node] = tensor.detach().cpu()
         elif node.op == "call_function" and "shape" in node.meta:
             sizes = [n for n in node.all_input_nodes if n not in self.constants]
-            batched = name_of(node) in BATCHED and all("shape" not in n.meta and n.op != "placeholder" for n in sizes)
-            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or (sizes and not batched):
+            batched = bool(sizes) or any(n in self.batched for n in node.all_input_nodes)
+            fits = name_of(node) in WITH_BATCH and not depends_on_batch(node)
+            random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            if random or any("shape" in n.meta or n.op == "placeholder" for n in sizes) or (batched and not fits):
                 return
             args, kwargs = fx.map_arg(node.args, self.number), fx.map_arg(node.kwargs, self.number)
             self.constants[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            self.batched |= {node} if batched else set()
 
     def computes(self, node: Node) -> bool:
         """Return whether the plan needs an operator for it; a plan has no batch, so sizes of the batch need none."""

@@ -146,8 +146,8 @@ void mutate_meta(std::string& meta, const std::vector<File>& files, Chance& chan
     case 4: return void(meta[chance.below(meta.size())] = char(chance.below(256)));
     default:  // a number becomes one near by
       while (!number(word)) word = chance.one_of(words);
-      // Unsigned, because the number may be the largest there is.
-      replace(word, std::to_string(int64_t(uint64_t(std::atol(meta.c_str() + word.begin)) + chance.below(5) - 2)));
+      // Unsigned: the largest number may be there.
+      replace(word, std::to_string(long(uint64_t(std::atol(meta.c_str() + word.begin)) + chance.below(5) - 2)));
   }
 }
 

@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from dcil.runtime.build import Value
 from dcil.runtime.forms import Placed
-from dcil.runtime.nodes import name_of, shape_of
+from dcil.runtime.nodes import depends_on_batch, name_of, shape_of
 from dcil.runtime.rules import weighted
 from dcil.runtime.rules.moves import MOVES
 from dcil.runtime.rules.rule import Rule
@@ -82,7 +82,7 @@ def _last_product(softmax: Node) -> tuple[Node | None, list[Node]]:
 
 def _climb(low: Lowering, match: Attention, node: Any) -> bool:
     """Follow the scores up to the first product."""
-    if not isinstance(node, Node) or len(node.users) != 1:
+    if not isinstance(node, Node) or len(node.users) != 1 or depends_on_batch(node):
         return False
     if name_of(node) == "bmm":
         match.first = node

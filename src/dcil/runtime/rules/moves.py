@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from dcil.runtime.build import Value
 from dcil.runtime.forms import Placed, chosen_channels, image_shape, is_in_order, one_item, tokens_of
-from dcil.runtime.nodes import argument, name_of, shape_of
+from dcil.runtime.nodes import argument, depends_on_batch, name_of, shape_of
 from dcil.runtime.operands import NOTHING
 from dcil.runtime.rules.rule import Rule
 from dcil.tracing import BATCH_SIZES
@@ -25,6 +25,8 @@ aten = torch.ops.aten
 
 def moved(low: Lowering, node: Node) -> Placed | list[Placed]:
     """Run the operator on the places of its operand's elements."""
+    if depends_on_batch(node):
+        raise low.refuse(node, "a place or a size that depends on the size of the batch")
     source = node.args[0]
     placed = low.placed(node, source)
     rest, named = fx.map_arg(node.args[1:], low.number), fx.map_arg(node.kwargs, low.number)

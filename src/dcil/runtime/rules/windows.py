@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from dcil.runtime.build import Value
 from dcil.runtime.forms import Placed, is_complete, is_in_order, tokens_of
-from dcil.runtime.nodes import argument, pair, shape_of
+from dcil.runtime.nodes import argument, depends_on_batch, pair, shape_of
 from dcil.runtime.rules.rule import Rule
 from dcil.tracing import BATCH_SIZES
 
@@ -53,6 +53,8 @@ def adaptive_pool(low: Lowering, node: Node) -> Value:
 def resize(low: Lowering, node: Node) -> Value:
     """Lower an operator whose output pixels are weighted sums of pixels, by rows and by columns alike; what it makes of
     single rows and columns of ones are the weights."""
+    if depends_on_batch(node):
+        raise low.refuse(node, "a size that depends on the size of the batch")
     value, before, after = low.value(node), shape_of(node.args[0])[1:], shape_of(node)[1:]
     args, kwargs = fx.map_arg(node.args[1:], low.number), fx.map_arg(node.kwargs, low.number)
     for kind, side in (("rows", 1), ("columns", 2)):
