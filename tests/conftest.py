@@ -5,7 +5,7 @@ import signal
 import pytest
 import torch
 
-# A shell starts what it runs in the background with Ctrl-C ignored, and processes inherit that: tests of Ctrl-C need it.
+# A shell ignores Ctrl-C in what it runs in the background, and processes inherit that; tests of Ctrl-C need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
