@@ -50,7 +50,8 @@ def main(words: Sequence[str]) -> int:
         for run in runs:
             if args.resume and not run.folder.started:
                 say(f"no run in {run.folder.path} yet: starting it")
-        group, settings = replace(group, local_norms=args.local_norms), engine_settings(args)
+        group = replace(group, local_norms=args.local_norms, shard=args.shard)
+        settings = engine_settings(args)
         device = group.device(args.device)
     keep_freed_memory()
     console = Console()
@@ -73,6 +74,11 @@ def read(words: Sequence[str]) -> argparse.Namespace:
         "--local-norms",
         action="store_true",
         help="under torchrun: do not synchronise batch norms between processes",
+    )
+    parser.add_argument(
+        "--shard",
+        action="store_true",
+        help="under torchrun: each process holds its part of the weights, the optimizer's state and the masks (FSDP2)",
     )
     return parser.parse(words)
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from dcil import SparseNet, Update
 from dcil.data import Batches, TrainingData
-from dcil.engine import PROCESS_LOCK, Engine, EngineSettings, build
+from dcil.engine import PROCESS_LOCK, Engine, EngineSettings, build, shard
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.errors import UserError
 from dcil.runs.position import START, Position
@@ -53,12 +53,14 @@ class Trainer:
             check_last_batch(config.batch, dataset.train_size, group)
         loader = dataset.loader(config.batch, device, config.seed, group.rank, group.world_size)
         reseed(config.seed, 0)
-        model = build_model(config, dataset.classes, dataset.shape).to(device)
+        model, settings = build_model(config, dataset.classes, dataset.shape), settings or EngineSettings()
+        model = shard(model, device, settings, group) if group.shard else model.to(device)
         net = build_net(config, model, loader.steps)
         net.warn_of_empty_layers = False  # the notes of the run say so
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the layout of the batches, which convolutions are fastest in
+        if not group.shard:  # FSDP takes no other layout than the usual one
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the layout of the batches, which convolutions are fastest in
         optimizer = build_optimizer(config, net)
-        engine = build(net, optimizer, loader, settings or EngineSettings(), group, step_settings(config))
+        engine = build(net, optimizer, loader, settings, group, step_settings(config))
         return cls(config, net, optimizer, loader, engine, group)
 
     def epoch(
