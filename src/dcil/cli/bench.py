@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dcil.bench import loops, step, train
 from dcil.cli.bench_infer import bench_infer
+from dcil.cli.bench_shard import bench_shard
 from dcil.cli.parser import Parser, device, each_up_to, filepath, number, up_to
 from dcil.errors import UserError, unknown
 from dcil.runs.outputs import check_output
@@ -79,6 +80,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "step": bench_step,
     "train": bench_train,
     "infer": bench_infer,
+    "shard": bench_shard,
 }
 
 

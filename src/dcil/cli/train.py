@@ -30,6 +30,7 @@ from dcil.cli.parser import (
     utf8_path,
     value_reader,
 )
+from dcil.engine.process_group import was_restarted
 from dcil.engine.settings import ENGINES, PRECISIONS, EngineSettings
 from dcil.runs.printable import quoted
 from dcil.runs.progress import progress_bar
@@ -46,6 +47,7 @@ def main(words: Sequence[str]) -> int:
     with group.reporting_errors_once():
         args = read(words)
         check_log(args.log)
+        args.resume |= was_restarted(os.environ)
         base, runs = plan_comparison(options_of(args), args.recipe, args.out, args.resume)
         for run in runs:
             if args.resume and not run.folder.started:

@@ -171,6 +171,11 @@ class ProcessGroup:
 SINGLE_PROCESS = ProcessGroup()
 
 
+def was_restarted(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun has started the processes again (--max-restarts): the same command then goes on with its run."""
+    return environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 def silence_output() -> None:
     """Discard what this process prints from now on."""
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # open until the process ends

@@ -46,10 +46,9 @@ def policy_for(model: nn.Module, settings: EngineSettings) -> MixedPrecisionPoli
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    gathers_float = settings.precision != "bf16" or any(isinstance(m, _BatchNorm) for m in model.modules())
-    return MixedPrecisionPolicy(
-        param_dtype=None if gathers_float else torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
-    )
+    if settings.precision != "bf16" or any(isinstance(m, _BatchNorm) for m in model.modules()):
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
 
 
 def blocks_of(model: nn.Module) -> Iterator[nn.Module]:

@@ -53,6 +53,7 @@ class Trainer:
             check_last_batch(config.batch, dataset.train_size, group)
         loader = dataset.loader(config.batch, device, config.seed, group.rank, group.world_size)
         reseed(config.seed, 0)
+        check_shards(config, group)
         model, settings = build_model(config, dataset.classes, dataset.shape), settings or EngineSettings()
         model = shard(model, device, settings, group) if group.shard else model.to(device)
         net = build_net(config, model, loader.steps)
@@ -138,6 +139,12 @@ def as_row(update: Update) -> tuple[int, ...]:
 def finite(loss: float) -> float | None:
     """Return a loss as metrics.jsonl has it: JSON has no numbers that are not finite."""
     return loss if math.isfinite(loss) else None
+
+
+def check_shards(config: Config, group: ProcessGroup) -> None:
+    """Refuse to shard a network for a method that must see whole weights."""
+    if group.shard and not config.build_method(1).shards():
+        raise UserError(f"--method {config.method} must see whole weights, which --shard divides: leave --shard out")
 
 
 def check_last_batch(batch: int, images: int, group: ProcessGroup) -> None:
