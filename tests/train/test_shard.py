@@ -205,7 +205,7 @@ def test_torchrun_restarts_what_was_killed(text: list[str], alone: Path, tmp_pat
     out = tmp_path / "run"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", "1", "--monitor-interval", "0.1", "-m", "dcil", "train", "--shard", "--out", str(out)]
-    command += [*GPT, *text, "--device", "cpu", "--checkpoint-minutes", "1e-9", "--epochs", "20"]
+    command += [*GPT, *text, "--device", "cpu", "--checkpoint-minutes", "0.001", "--epochs", "6"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     torchrun = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while torchrun.poll() is None and not (out / "metrics.jsonl").exists():
@@ -214,7 +214,7 @@ def test_torchrun_restarts_what_was_killed(text: list[str], alone: Path, tmp_pat
     os.kill(int(workers[-1]), signal.SIGKILL)
     stdout, stderr = torchrun.communicate(timeout=300)
     assert torchrun.returncode == 0, stderr
-    assert "epoch 20 of 20" in stdout and len(metrics(out)) == 20
+    assert "epoch 6 of 6" in stdout and len(metrics(out)) == 6
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------

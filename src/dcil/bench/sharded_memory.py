@@ -31,6 +31,8 @@ from dcil.sharding import local
 MIB = 2**20
 #: Fits on two cores: the weights, not the activations, are what takes memory.
 SEQUENCES, LENGTH, CLASSES = 4, 64, 256
+#: Lets glibc return freed memory at once, so that the peak is that of memory in use.
+RETURNING = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2"}
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def start(processes: int, model: str, low_memory: bool, steps: int, device: str,
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command += ["-m", "dcil", "bench", "shard", "--model", model, "--steps", str(steps), "--device", device]
     command += [*(["--low-memory"] if low_memory else []), "--measure", "parts" if sharded else "whole"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **RETURNING})
     found = re.search(r"^\{.*\}$", done.stdout, re.MULTILINE)
     if done.returncode or found is None:
         raise UserError(f"{processes} processes must end with a measurement, ended with: {last_line(done.stderr)}")

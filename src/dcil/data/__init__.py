@@ -6,15 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dcil import errors
-from dcil.data import cifar, digits, imagefolder, texts
+from dcil.data import cifar, digits, imagefolder, texts, webdataset
 from dcil.data.batches import Batches, TrainingData
 from dcil.data.dataset import Dataset, Split
 from dcil.data.download import Fetch, fetch
-from dcil.data.imagefolder import ImageFolder
+from dcil.data.image_check import CHECKS, find_damaged, refuse_damaged
+from dcil.data.images import ImageFolder
 from dcil.data.loader import Loader
 from dcil.data.text import TOKENS, Sequences, Text, TextLoader
 
 __all__ = [
+    "CHECKS",
     "DATASETS",
     "TEXTS",
     "TOKENS",
@@ -28,9 +30,11 @@ __all__ = [
     "Text",
     "TextLoader",
     "TrainingData",
+    "find_damaged",
     "load",
     "names",
     "prepare",
+    "refuse_damaged",
 ]
 
 #: What is loaded: images as they are trained on, or a text that is still to be cut into sequences.
@@ -40,6 +44,7 @@ DATASETS: dict[str, Callable[[Path, Fetch | None], Loaded]] = {
     "cifar10": lambda data_dir, fetch: cifar.load(cifar.CIFAR10, data_dir, fetch),
     "cifar100": lambda data_dir, fetch: cifar.load(cifar.CIFAR100, data_dir, fetch),
     "imagefolder": lambda data_dir, fetch: imagefolder.load(data_dir),
+    "webdataset": lambda data_dir, fetch: webdataset.load(data_dir),
     "text": lambda data_dir, fetch: texts.load_file(data_dir),
     "shakespeare": texts.load_shakespeare,
     "pydoc": lambda data_dir, fetch: texts.load_pydoc(),

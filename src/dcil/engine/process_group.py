@@ -113,7 +113,9 @@ class ProcessGroup:
             torch.cuda.set_device(device)
         store: Store = dist.HashStore()  # type: ignore[attr-defined]
         if self.world_size > 1:
-            store, _, _ = next(rendezvous("env://", self.rank, self.world_size, timeout=TIMEOUT))
+            shared, _, _ = next(rendezvous("env://", self.rank, self.world_size, timeout=TIMEOUT))
+            # torchrun keeps the store when it starts the processes again, with the addresses of those that ended.
+            store = dist.PrefixStore(f"restart {restarts(os.environ)}", shared)  # type: ignore[attr-defined]
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=TIMEOUT)
         try:
@@ -171,9 +173,9 @@ class ProcessGroup:
 SINGLE_PROCESS = ProcessGroup()
 
 
-def was_restarted(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun has started the processes again (--max-restarts): the same command then goes on with its run."""
-    return environment.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+def restarts(environment: Mapping[str, str]) -> int:
+    """Return how many times torchrun has started the processes again (--max-restarts)."""
+    return int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def silence_output() -> None:
