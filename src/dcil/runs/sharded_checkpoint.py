@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,8 @@ from dcil.runs.damage import ANEW, naming_file
 from dcil.runs.position import START, Position
 from dcil.sharding import is_sharded, like
 
-#: What is raised where a part is damaged, or does not fit.
-ERRORS = (*checkpoint.ERRORS, AssertionError, CheckpointException)
+#: The name of a part, as HuggingFaceStorageWriter gives it.
+PART = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
 
 
 class PartsWriter(HuggingFaceStorageWriter):
@@ -106,19 +108,17 @@ class ShardedCheckpoints:
             if writing is not None:
                 writing.result()
         except CheckpointException as error:
-            for reason, _ in error.failures.values():
-                if isinstance(reason, CannotWrite):
-                    raise reason from None
-                if isinstance(reason, OSError):
-                    raise CannotWrite.at(self.path / checkpoint.PARTS, reason) from None
-            raise
+            reason = reason_of(error)
+            if isinstance(reason, OSError):
+                raise CannotWrite.at(self.path / checkpoint.PARTS, reason) from None
+            raise reason from None
 
     def restore(self, net: SparseNet, optimizer: Optimizer, config: Mapping[str, Any]) -> Position:
         """Load the last checkpoint, in parts or whole, into a sharded network; return its position."""
         notes = checkpoint.read_notes(self.file)
         if not notes:
             return START
-        with naming_file(self.file, f"restore it, or {ANEW}", ERRORS):
+        with naming_file(self.file, f"restore it, or {ANEW}", checkpoint.ERRORS):
             if "parts" in notes:
                 check_parts(self.path, notes, dist.get_rank(), dist.get_world_size())
                 tensors = self.read_parts(net, optimizer, notes)
@@ -135,7 +135,8 @@ class ShardedCheckpoints:
             key: torch.empty_like(own[key]) if is_sharded(own.get(key)) else empty(there)
             for key, there in tensors_in(reader).items()
         }
-        load(tensors, storage_reader=reader, process_group=self.group)
+        with what_does_not_fit():
+            load(tensors, storage_reader=reader, process_group=self.group)
         return tensors
 
 
@@ -144,7 +145,7 @@ def read_whole(path: Path, notes: Mapping[str, str]) -> dict[str, Tensor]:
     check_parts(path, notes)
     reader = reader_of(path, notes)
     tensors = {key: empty(there) for key, there in tensors_in(reader).items()}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), what_does_not_fit():
         warnings.simplefilter("ignore")  # torch asks whether one process is meant
         load(tensors, storage_reader=reader, no_dist=True)
     return tensors
@@ -153,12 +154,31 @@ def read_whole(path: Path, notes: Mapping[str, str]) -> dict[str, Tensor]:
 def check_parts(path: Path, notes: Mapping[str, str], rank: int = 0, world: int = 1) -> None:
     """Refuse parts that are missing or not those that the notes name; each process looks at some of them."""
     folder, digests = folder_of(path, notes["step"]), json.loads(notes["parts"])
+    if odd := [name for name in digests if not PART.fullmatch(name)]:
+        raise ValueError(f"{odd[0]!r} is the name of no part")
     for name in sorted(digests)[rank::world]:
         with naming_file(folder / name, f"restore it, or {ANEW}"):
             if file_digest(folder / name) != digests[name]:
                 raise ValueError("its checksum is wrong")
     if strange := {file.name for file in folder.iterdir()} - set(digests):
         raise ValueError(f"{folder} must hold its parts alone, has {min(strange)}")
+
+
+def reason_of(error: CheckpointException) -> BaseException:
+    """Return why the first process failed; DCP's own exception holds all of it with tracebacks."""
+    found: BaseException = next(iter(error.failures.values()))[0]
+    return found
+
+
+@contextmanager
+def what_does_not_fit() -> Iterator[None]:
+    """Turn what DCP raises where parts do not fit a network into a ValueError."""
+    try:
+        yield
+    except CheckpointException as error:
+        raise ValueError(str(reason_of(error))) from None
+    except AssertionError as error:
+        raise ValueError(str(error)) from None
 
 
 def reader_of(path: Path, notes: Mapping[str, str]) -> HuggingFaceStorageReader:

@@ -92,14 +92,13 @@ def train(
             with group.local_rank_zero_first(device):
                 dataset = data.prepare(load(config.dataset, data_dir), config.tokens, config.length)
             described = describe_data(dataset)
-            if folder.started:
-                described = check_data(folder, described)
+            described = check_data(folder, described) if folder.started else described
             trainer = Trainer.build(config, dataset, device, settings, group)
         with folder.locked():
             record = to_json(config, trainer.net.method, described)
             with begun(folder, record, resume):
-                checkpoints = checkpoints_of(folder, group)
-                run = RunInFolder(trainer, folder, checkpoints, json.loads(record), 60 * checkpoint_minutes or math.inf)
+                within, checkpoints = 60 * checkpoint_minutes or math.inf, checkpoints_of(folder, group)
+                run = RunInFolder(trainer, folder, checkpoints, json.loads(record), within)
                 return run.train(progress, callback(trainer), until)
 
 
