@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from test_imagefolder import joined, write
 
 from dcil import data
 from dcil.cli import main
-from dcil.data import imagefolder, webdataset
+from dcil.data import color_jitter, imagefolder, webdataset
 from dcil.data.images import random_for
 from dcil.errors import UserError
 
@@ -141,6 +142,61 @@ def test_tars_that_cannot_be_used_are_named(tars: Path, members, reason: str) ->
 def test_no_tars_at_all(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train must hold tar files \(\*.tar, not compressed\), has none"):
         webdataset.load(tmp_path)
+
+
+# -- colours ---------------------------------------------------------------------------------------------------------
+
+
+def by_hand(x: np.ndarray, b: float, c: float, s: float) -> np.ndarray:
+    """torchvision's adjust_brightness, adjust_contrast and adjust_saturation of one image (H, W, 3)."""
+
+    def blend(one, other, ratio):
+        return (ratio * one + (1 - ratio) * other).clip(0, 1)
+
+    def grey(x):
+        return (x @ np.array([0.2989, 0.587, 0.114]))[..., None]
+
+    x = blend(x, np.zeros_like(x), b)
+    x = blend(x, np.full_like(x, grey(x).mean()), c)
+    return blend(x, grey(x) * np.ones(3), s)
+
+
+def test_colours_change_as_the_formula_says(tars: Path) -> None:
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (5, 6, 4, 3), np.uint8))
+    factors = color_jitter.draw(5, 0.9, np.random.default_rng(1))
+    found = color_jitter.jitter(pixels, factors)
+    for image, row, x in zip(pixels.numpy(), factors.tolist(), found, strict=True):
+        torch.testing.assert_close(x, torch.from_numpy(255 * by_hand(image / 255, *row)).float(), rtol=0, atol=2e-3)
+    assert torch.allclose(color_jitter.jitter(pixels, torch.ones(5, 3)), pixels.float(), atol=1e-4)
+    assert ((factors >= 0.1) & (factors <= 1.9)).all() and factors.unique().numel() == 15
+
+
+def test_colours_depend_on_seed_epoch_and_image_alone(tars: Path) -> None:
+    plain = list(tiny(tars).loader(5, "cpu", 3).train(2))
+    changed = replace(tiny(tars), color_jitter=0.4)
+    whole = list(changed.loader(5, "cpu", 3).train(2))
+    assert all(torch.equal(y, b) and not torch.allclose(x, a) for (x, y), (a, b) in zip(whole, plain, strict=True))
+    rest = list(replace(changed, workers=2).loader(5, "cpu", 3).train(2, 2))
+    assert all(torch.equal(x, a) for (x, _), (a, _) in zip(rest, whole[2:], strict=True))
+    for rank in range(2):
+        for (x, _), (a, _) in zip(changed.loader(5, "cpu", 3, rank, 2).train(2), whole, strict=True):
+            torch.testing.assert_close(x, a[rank::2], rtol=0, atol=1e-5)
+    assert joined(changed.loader(5, "cpu", 3).test())[0].equal(joined(tiny(tars).loader(5, "cpu", 3).test())[0])
+
+
+def test_a_run_takes_the_colours_of_its_config(tars: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(data.DATASETS, "webdataset", lambda where, fetch: tiny(where))
+    words = ["train", "--data-dir", str(tars), "--model", "resnet8-digits", "--epochs", "1", "--batch", "6"]
+    words += ["--device", "cpu", "--color-jitter", "0.4"]
+    losses = []
+    for strength in ("0.4", "0"):
+        run = tmp_path / strength
+        assert main([*words, "--dataset", "webdataset", "--color-jitter", strength, "--out", str(run)]) == 0
+        losses.append(json.loads((run / "metrics.jsonl").read_text())["train_loss"])
+        assert json.loads((run / "config.json").read_text())["color_jitter"] == float(strength)
+    assert losses[0] != losses[1]
+    assert main([*words, "--dataset", "digits", "--out", str(tmp_path / "digits")]) == 2
+    assert "--color-jitter must be 0 for digits, got 0.4" in capsys.readouterr().err
 
 
 # -- damaged images ----------------------------------------------------------------------------------------------------

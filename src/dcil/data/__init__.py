@@ -18,6 +18,7 @@ from dcil.data.text import TOKENS, Sequences, Text, TextLoader
 __all__ = [
     "CHECKS",
     "DATASETS",
+    "IMAGES_IN_FILES",
     "TEXTS",
     "TOKENS",
     "Batches",
@@ -49,6 +50,8 @@ DATASETS: dict[str, Callable[[Path, Fetch | None], Loaded]] = {
     "shakespeare": texts.load_shakespeare,
     "pydoc": lambda data_dir, fetch: texts.load_pydoc(),
 }
+#: Those of them whose images are decoded from files as they are needed.
+IMAGES_IN_FILES = ("imagefolder", "webdataset")
 #: Those of them that are texts.
 TEXTS = ("text", "shakespeare", "pydoc")
 

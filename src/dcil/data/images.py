@@ -17,6 +17,7 @@ from torch.utils import data as torch_data
 
 from dcil.data import decode
 from dcil.data.batches import Batch, Normalize, Shard
+from dcil.data.color_jitter import draw, jitter
 from dcil.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class Images(Protocol):
 class ImageFolder:
     """Describe images in files: training crops of `crop` pixels; test images resized to `resize`, cut to `crop`.
 
-    With `skip_damaged` images that cannot be read are left out of their batches, with a warning.
+    With `skip_damaged` images that cannot be read are left out of their batches, with a warning. `color_jitter` is the
+    largest change of brightness, contrast and saturation of a training image.
     """
 
     train: Images
@@ -71,6 +73,7 @@ class ImageFolder:
     name: str = "imagefolder"
     max_pixels: int = decode.MAX_PIXELS
     skip_damaged: bool = False
+    color_jitter: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.crop <= self.resize:
@@ -111,8 +114,11 @@ class FolderLoader:
     def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield every training image once, randomly cropped and flipped, in a random order; from batch ``start`` on."""
         files = self.dataset.train
-        order = files.order(random_for(self.seed, epoch))
-        return self._batches(files, partial(_train_pixels, self.dataset.crop, self.seed, epoch), order, start)
+        order, strength = files.order(random_for(self.seed, epoch)), self.dataset.color_jitter
+        # The rows of images are other keys: the factors depend on nothing that the crops do.
+        factors = draw(len(files), strength, random_for(self.seed, epoch, len(files))) if strength else None
+        transform = partial(_train_pixels, self.dataset.crop, self.seed, epoch)
+        return self._batches(files, transform, order, start, factors)
 
     def test(self) -> Iterator[Batch]:
         """Yield the centre crops of the test images in order."""
@@ -120,7 +126,9 @@ class FolderLoader:
         transform = partial(_test_pixels, self.dataset.resize, self.dataset.crop)
         return self._batches(files, transform, np.arange(len(files)))
 
-    def _batches(self, files: Images, transform: Transform, order: Rows, start: int = 0) -> Iterator[Batch]:
+    def _batches(
+        self, files: Images, transform: Transform, order: Rows, start: int = 0, factors: Tensor | None = None
+    ) -> Iterator[Batch]:
         batches = [order[part] for part in self.shard.slices(len(order), start)]
         loader = torch_data.DataLoader(
             _Decoder(files, self.dataset, transform),
@@ -133,9 +141,11 @@ class FolderLoader:
         for found in alive(loader):
             if isinstance(found, UserError):
                 raise found
-            *batch, damaged = found
+            *batch, rows, damaged = found
             self._warn(damaged)
             pixels, labels = (tensor.to(self.device, non_blocking=True) for tensor in batch)
+            if factors is not None:
+                pixels = jitter(pixels, factors[rows].to(self.device, non_blocking=True))
             yield self._normalize(pixels), labels
 
     def _warn(self, damaged: list[str]) -> None:
@@ -151,8 +161,8 @@ Transform = Callable[[int, "Image"], decode.Pixels]
 """(index, image) -> pixels of shape (H, W, 3)."""
 
 
-Decoded = tuple[Tensor, Tensor, list[str]]
-"""uint8 (N, H, W, 3), labels, and why images are not among them."""
+Decoded = tuple[Tensor, Tensor, list[int], list[str]]
+"""uint8 (N, H, W, 3), labels, their rows, and why images are not among them."""
 
 
 class _Decoder(torch_data.Dataset["Decoded | UserError"]):
@@ -174,7 +184,7 @@ class _Decoder(torch_data.Dataset["Decoded | UserError"]):
                 return found
             else:
                 damaged.append(str(found))
-        return torch.from_numpy(pixels[: len(kept)]), torch.from_numpy(self.files.labels[kept]), damaged
+        return torch.from_numpy(pixels[: len(kept)]), torch.from_numpy(self.files.labels[kept]), kept, damaged
 
     def decoded(self, row: int) -> decode.Pixels | UserError:
         try:

@@ -24,8 +24,6 @@ from dcil.train.restore import config_of
 MODELS = {"digits": "resnet8-digits", "cifar10": "resnet20", "cifar100": "resnet20", "imagefolder": "resnet18"}
 MODELS |= {"webdataset": "resnet18"}
 MODELS |= {"text": "gpt-6-384", "shakespeare": "gpt-6-384", "pydoc": "gpt-4-128"}
-#: Images of any size in files, as ImageNet's are.
-IN_FILES = ("imagefolder", "webdataset")
 DEFAULT_METHOD = "dcil"
 #: The file beside several runs.
 REPORT = "report.html"
@@ -127,9 +125,9 @@ def recipe_like(dataset: str, model: str) -> str:
     elif dataset in data.TEXTS:
         family = "gpt-pydoc" if dataset == "pydoc" else "gpt-text"
     else:
-        family = {"digits": "digits", **dict.fromkeys(IN_FILES, "imagenet-resnet18")}.get(dataset, "")
+        family = {"digits": "digits", **dict.fromkeys(data.IMAGES_IN_FILES, "imagenet-resnet18")}.get(dataset, "")
         family = family or f"{dataset}-{'wrn-28-2' if model.startswith('wrn') else 'resnet20'}"
-    own = f"imagenet-{model}" if dataset in IN_FILES else f"{dataset}-{model}"
+    own = f"imagenet-{model}" if dataset in data.IMAGES_IN_FILES else f"{dataset}-{model}"
     return own if own in RECIPES else family
 
 

@@ -19,7 +19,7 @@ from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.errors import UserError
 from dcil.runs.position import START, Position
 from dcil.runs.progress import Progress
-from dcil.train.building import build_model, build_net, build_optimizer, step_settings
+from dcil.train.building import augmented, build_model, build_net, build_optimizer, step_settings
 from dcil.train.config import Config
 
 #: Called with a function that returns the position in the epoch, which waits for the device.
@@ -51,7 +51,7 @@ class Trainer:
         """Build the network, optimizer, loader and engine of ``config``."""
         if len(dataset.shape) > 1:
             check_last_batch(config.batch, dataset.train_size, group)
-        loader = dataset.loader(config.batch, device, config.seed, group.rank, group.world_size)
+        loader = augmented(config, dataset).loader(config.batch, device, config.seed, group.rank, group.world_size)
         reseed(config.seed, 0)
         check_shards(config, group)
         model, settings = build_model(config, dataset.classes, dataset.shape), settings or EngineSettings()
