@@ -289,3 +289,8 @@ def test_a_run_checks_its_images_first(folder: Path, tmp_path: Path, monkeypatch
         assert main([*words, "--damaged", "skip"]) == 0
     out = capsys.readouterr().out
     assert all(f"left out: {folder / 'train' / name}" in out for name in BAD)
+    damage(folder / "val" / "c1" / "0.png", slice(0, -200))
+    assert main(["eval", str(tmp_path / "run"), "--data-dir", str(folder)]) == 2
+    assert "c1/0.png: not readable as an image" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match=r"c1/0.png.*left out of its batch"):
+        assert main(["eval", str(tmp_path / "run"), "--data-dir", str(folder), "--damaged", "skip"]) == 0

@@ -22,6 +22,7 @@ from dcil.cli.parser import (
     DATA_DIR,
     DATA_DIR_HELP,
     Parser,
+    add_damaged,
     device,
     filepath,
     minutes,
@@ -90,12 +91,7 @@ def read(words: Sequence[str]) -> argparse.Namespace:
         help="before a run begins, name images that cannot be read, by header and end of the file (ends), by decoding "
         "all, or not (none)",
     )
-    parser.add_argument(
-        "--damaged",
-        choices=("fatal", "skip"),
-        default="fatal",
-        help="an image that cannot be read ends the run, or is left out of its batch (fatal)",
-    )
+    add_damaged(parser)
     return parser.parse(words)
 
 
@@ -205,7 +201,7 @@ def image_loading(args: argparse.Namespace, run: PlannedRun, group: ProcessGroup
             else:
                 for reason in data.find_damaged(loaded, decoding):
                     say(f"left out: {reason}")
-        return replace(loaded, skip_damaged=args.damaged == "skip")
+        return data.skipping(loaded, args.damaged == "skip")
 
     return load
 

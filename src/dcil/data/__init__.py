@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from dcil import errors
@@ -36,6 +37,7 @@ __all__ = [
     "names",
     "prepare",
     "refuse_damaged",
+    "skipping",
 ]
 
 #: What is loaded: images as they are trained on, or a text that is still to be cut into sequences.
@@ -69,6 +71,11 @@ def load(name: str, data_dir: Path, download: bool = True) -> Loaded:
     if name not in DATASETS:
         raise errors.unknown("dataset", name, DATASETS)
     return DATASETS[name](Path(data_dir), fetch if download else None)
+
+
+def skipping(loaded: Loaded, skip: bool) -> Loaded:
+    """Return the data set as one that leaves out damaged images, or ends with them, if it reads images from files."""
+    return replace(loaded, skip_damaged=skip) if isinstance(loaded, ImageFolder) else loaded
 
 
 def prepare(loaded: Loaded, tokens: str, length: int) -> TrainingData:

@@ -19,6 +19,7 @@ from dcil.engine.data_parallel import DataParallelEngine
 from dcil.engine.process_group import ProcessGroup
 from dcil.engine.settings import EngineSettings
 from dcil.engine.sync_batch_norm import synchronise_batch_norms
+from dcil.errors import UserError
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -29,6 +30,8 @@ def shard(model: nn.Module, device: torch.device, settings: EngineSettings, grou
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"--shard must train on cpu or cuda, got {device.type}: leave --shard out")
     if not group.local_norms:  # before it is sharded, since the layers are exchanged
         synchronise_batch_norms(model, device)
     mesh, policy = init_device_mesh(device.type, (group.world_size,)), policy_for(model, settings.on(device))
