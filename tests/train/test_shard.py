@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from test_optimization import write_text
 from test_train import metrics, same_result
 
-from dcil import cli
+from dcil import SparseNet, cli
 from dcil.data.batches import Normalize
 from dcil.errors import UserError
 from dcil.runs import checkpoint
@@ -33,6 +33,8 @@ GPT += ["--target-epoch", "1", "--optimizer", "adamw", "--lr-schedule", "cosine"
 GPT += ["--clip-norm", "1", "--lr", "0.002", "--sparsity", "0.8"]
 #: A step of the second epoch.
 KILLED_AT = 18
+#: The steps of all epochs.
+LAST = 28
 DIGITS = ["--dataset", "digits", "--batch", "301", "--epochs", "2", "--target-epoch", "1", "--lr", "0.01"]
 
 
@@ -217,6 +219,37 @@ def test_torchrun_restarts_what_was_killed(text: list[str], alone: Path, tmp_pat
     assert "epoch 6 of 6" in stdout and len(metrics(out)) == 6
 
 
+def slow_disk(*words: str) -> int:
+    """A checkpoint is written when the step after it is done, and fails if the training waits for it."""
+    write, count, steps = PartsWriter.write_data, SparseNet.count_step, [0]
+
+    def wait(self, plan, planner):
+        end = time.monotonic() + 30
+        while steps[0] <= int(self.folder.name) < LAST:
+            time.sleep(0.01)
+            if time.monotonic() > end:
+                raise RuntimeError("the training waits")
+        return write(self, plan, planner)
+
+    def counted(self, optimizer):
+        steps[0] += 1
+        return count(self, optimizer)
+
+    with mock.patch.object(PartsWriter, "write_data", wait), mock.patch.object(SparseNet, "count_step", counted):
+        return dcil(*words, "--checkpoint-minutes", "1e-9")
+
+
+@pytest.mark.slow
+def test_the_training_goes_on_while_a_checkpoint_is_written(text: list[str], alone: Path, tmp_path: Path) -> None:
+    """And the checkpoint is that of its step, not of a later one."""
+    out = tmp_path / "run"
+    assert train(1, out, *GPT, *text, "--shard", command=slow_disk) == [0], said(said_by(out))
+    nearly_the_same(alone, out)
+    assert -signal.SIGKILL in train(2, tmp_path / "killed", *GPT, *text, "--shard", command=killed)
+    found = tensors_of(tmp_path / "killed")
+    assert {float(value) for key, value in found.items() if key.endswith(".step")} == {KILLED_AT - 1}
+
+
 # -- refused -----------------------------------------------------------------------------------------------------------
 
 
@@ -236,6 +269,12 @@ def test_parts_that_are_not_those_of_the_checkpoint(text: list[str], tmp_path: P
     (part.parent / "more.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"must hold its parts alone, has more.safetensors"):
         load_net(RunFolder(out))
+    notes = checkpoint.read_notes(file := out / "checkpoint.safetensors")
+    del notes["sha256"]
+    for parts, words in (('{"../../config.json": "0"}', "is the name of no part"), ("[1", "Expecting")):
+        checkpoint.publish(file, {}, {**notes, "parts": parts})
+        with pytest.raises(UserError, match=words):
+            load_net(RunFolder(out))
 
 
 def full_disk(*words: str) -> int:
