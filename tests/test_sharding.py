@@ -324,6 +324,7 @@ def test_nan_in_one_process_is_refused_in_all(how, tmp_path):
     run(2, tmp_path, refuses_nan_of_another_process, how)
 
 
-def test_one_process_needs_none_of_this(tmp_path):
+@pytest.mark.parametrize("how", ["after", "before"])
+def test_one_process_needs_none_of_this(how, tmp_path):
     """FSDP2 with one process, as a script that is started without torchrun has it."""
-    run(1, tmp_path, same_as_alone, "dcil", "after", STEPS)
+    run(1, tmp_path, same_as_alone, "dcil", how, STEPS)

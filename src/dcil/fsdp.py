@@ -179,6 +179,8 @@ def gathered(tensor: Tensor) -> Tensor:
 
     processes = tensor.device_mesh.size()
     found = tensor.full_tensor(grad_placements=[Partial()] * tensor.device_mesh.ndim)
+    if processes == 1:  # else it would share the memory of the parameter, and a block frees that of its views
+        found = found.clone()
     if found.requires_grad:
         found.register_hook(lambda grad: grad / processes)  # type: ignore[no-untyped-call]
     return found

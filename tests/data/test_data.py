@@ -186,7 +186,8 @@ def test_digits_split() -> None:
 
 
 def test_names_and_unknown_names() -> None:
-    assert data.names() == ["digits", "cifar10", "cifar100", "imagefolder", "text", "shakespeare", "pydoc"]
+    images = ["digits", "cifar10", "cifar100", "imagefolder", "webdataset"]
+    assert data.names() == [*images, "text", "shakespeare", "pydoc"]
     with pytest.raises(UserError, match="unknown dataset 'cifar-10': did you mean 'cifar10'"):
         data.load("cifar-10", Path())
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from dcil import data
-from dcil.data import decode, imagefolder
+from dcil.data import decode, imagefolder, images
 from dcil.errors import UserError
 
 CLASSES = ("ant", "bee", "cat")
@@ -53,7 +53,7 @@ def joined(batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 def normalized(pixels: np.ndarray) -> Tensor:
     """(H, W, 3) bytes -> (3, H, W)."""
-    scaled = (pixels.astype(np.float64) / 255 - imagefolder.MEAN) / imagefolder.STD
+    scaled = (pixels.astype(np.float64) / 255 - images.MEAN) / images.STD
     return torch.from_numpy(scaled.astype(np.float32)).permute(2, 0, 1)
 
 
@@ -225,10 +225,10 @@ def test_crops_that_never_fit_take_the_centre() -> None:
 def test_train_pixels_equal_crop_resize_flip(folder: Path) -> None:
     loader = tiny(folder).loader(11, "cpu", seed=4)
     [(x, _)] = loader.train(6)
-    order = imagefolder._random(4, 6).permutation(11)
+    order = images.random_for(4, 6).permutation(11)
     flips = 0
     for place, row in enumerate(order.tolist()):
-        random = imagefolder._random(4, 6, row)
+        random = images.random_for(4, 6, row)
         image = Image.open(loader.dataset.train.path(row)).convert("RGB")
         left, top, width, height = reference_box(*image.size, random)
         crop = image.crop((left, top, left + width, top + height)).resize((8, 8), Image.Resampling.BILINEAR)
@@ -344,7 +344,7 @@ def test_an_unreadable_folder_is_named(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_worker_that_ends_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "read", lambda path, most: os._exit(9))
+    monkeypatch.setattr(decode, "read_open", lambda file, most: os._exit(9))
     with pytest.raises(UserError, match="a process that decodes images") as caught:
         list(tiny(folder, workers=1).loader(4, "cpu", 0).train(0))
     assert "\n" not in str(caught.value)

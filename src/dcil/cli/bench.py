@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dcil.bench import loops, step, train
+from dcil.bench import image_input, loops, step, train
 from dcil.cli.bench_infer import bench_infer
+from dcil.cli.bench_shard import bench_shard
 from dcil.cli.parser import Parser, device, each_up_to, filepath, number, up_to
 from dcil.errors import UserError, unknown
 from dcil.runs.outputs import check_output
@@ -62,6 +63,20 @@ def bench_train(words: Sequence[str]) -> int:
     return 0
 
 
+def bench_images(words: Sequence[str]) -> int:
+    parser = Parser("dcil bench images", image_input.__doc__)
+    parser.add_argument("--data-dir", type=filepath, default=None, metavar="DIR", help="images as for imagefolder")
+    parser.add_argument("--batch", type=up_to(65536), default=64, help="images of a batch (64)")
+    parser.add_argument("--workers", type=up_to(256), default=2, help="processes that decode (2)")
+    parser.add_argument("--rounds", type=up_to(1000), default=3, help="epochs of each loader (3)")
+    parser.add_argument("--out", type=filepath, default=None, help="write all numbers to this JSON file")
+    args = parser.parse(words)
+    if args.out is not None:
+        check_output(args.out)
+    image_input.run(args.data_dir, args.batch, args.workers, args.rounds, args.out)
+    return 0
+
+
 def numbers_of_runs(text: str) -> tuple[int, ...]:
     """Read comma-separated numbers of runs, or none."""
     return () if text == "none" else each_up_to(64)(text)
@@ -79,6 +94,8 @@ BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "step": bench_step,
     "train": bench_train,
     "infer": bench_infer,
+    "shard": bench_shard,
+    "images": bench_images,
 }
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import nn
 
 from dcil import SparseNet, data, models
-from dcil.cli.parser import DATA_DIR, DATA_DIR_HELP, Parser, device, filepath, say, utf8_path
+from dcil.cli.parser import DATA_DIR, DATA_DIR_HELP, Parser, add_damaged, device, filepath, say, utf8_path
 from dcil.data import Batches
 from dcil.engine.evaluate import evaluate
 from dcil.report.formatting import bits_per_byte
@@ -33,10 +33,12 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
     help = "print a row for every layer (default)"
     parser.add_argument("--layers", action=argparse.BooleanOptionalAction, default=True, help=help)
+    add_damaged(parser)
     args = parser.parse(words)
     folder = RunFolder(args.run)
     net, config = load_net(folder), config_of(folder)
-    dataset = data.prepare(data.load(config.dataset, args.data_dir), config.tokens, config.length)
+    loaded = data.skipping(data.load(config.dataset, args.data_dir), args.damaged == "skip")
+    dataset = data.prepare(loaded, config.tokens, config.length)
     trained_on = check_data(folder, describe_data(dataset))
     model = finished(folder, net)
     cost = measure_cost(model, models.example(dataset.shape, dataset.classes))

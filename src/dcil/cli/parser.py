@@ -43,6 +43,15 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
 
+def add_damaged(parser: Parser) -> None:
+    parser.add_argument(
+        "--damaged",
+        choices=("fatal", "skip"),
+        default="fatal",
+        help="an image that cannot be read ends the command, or is left out of its batch (fatal)",
+    )
+
+
 def say(text: str) -> None:
     """Print one line to standard output."""
     sys.stdout.write(printable(text) + "\n")

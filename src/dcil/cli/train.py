@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import os
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from dcil import METHODS
+from dcil import METHODS, data
 from dcil.cli import report
 from dcil.cli.parser import (
     DATA_DIR,
     DATA_DIR_HELP,
     Parser,
+    add_damaged,
     device,
     filepath,
     minutes,
@@ -30,6 +31,8 @@ from dcil.cli.parser import (
     utf8_path,
     value_reader,
 )
+from dcil.data import Loaded
+from dcil.engine.process_group import restarts
 from dcil.engine.settings import ENGINES, PRECISIONS, EngineSettings
 from dcil.runs.printable import quoted
 from dcil.runs.progress import progress_bar
@@ -46,11 +49,13 @@ def main(words: Sequence[str]) -> int:
     with group.reporting_errors_once():
         args = read(words)
         check_log(args.log)
+        args.resume |= restarts(os.environ) > 0  # the same command goes on with its run
         base, runs = plan_comparison(options_of(args), args.recipe, args.out, args.resume)
         for run in runs:
             if args.resume and not run.folder.started:
                 say(f"no run in {run.folder.path} yet: starting it")
-        group, settings = replace(group, local_norms=args.local_norms), engine_settings(args)
+        group = replace(group, local_norms=args.local_norms, shard=args.shard)
+        settings = engine_settings(args)
         device = group.device(args.device)
     keep_freed_memory()
     console = Console()
@@ -74,6 +79,19 @@ def read(words: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="under torchrun: do not synchronise batch norms between processes",
     )
+    parser.add_argument(
+        "--shard",
+        action="store_true",
+        help="under torchrun: each process holds its part of the weights, the optimizer's state and the masks (FSDP2)",
+    )
+    parser.add_argument(
+        "--check-images",
+        choices=data.CHECKS,
+        default="ends",
+        help="before a run begins, name images that cannot be read, by header and end of the file (ends), by decoding "
+        "all, or not (none)",
+    )
+    add_damaged(parser)
     return parser.parse(words)
 
 
@@ -159,6 +177,7 @@ def train_one(
                 group=group,
                 resume=args.resume,
                 checkpoint_minutes=args.checkpoint_minutes,
+                load=image_loading(args, run, group),
             )
     except KeyboardInterrupt:
         # Not through the console: interrupted in the middle of a line, rich keeps what follows to itself.
@@ -166,6 +185,25 @@ def train_one(
         raise
     for note in summary.get("notes", []):
         say(f"note: {note}")
+
+
+def image_loading(args: argparse.Namespace, run: PlannedRun, group: ProcessGroup) -> Callable[[str, Path], Loaded]:
+    """Return how data are loaded: images are checked before a run begins, by one process of each machine."""
+
+    def load(name: str, data_dir: Path) -> Loaded:
+        loaded = data.load(name, data_dir)
+        if not isinstance(loaded, data.ImageFolder):
+            return loaded
+        if args.check_images != "none" and not run.folder.started and not group.local_rank:
+            decoding = args.check_images == "all"
+            if args.damaged == "fatal":
+                data.refuse_damaged(loaded, decoding)
+            else:
+                for reason in data.find_damaged(loaded, decoding):
+                    say(f"left out: {reason}")
+        return data.skipping(loaded, args.damaged == "skip")
+
+    return load
 
 
 def finish(base: Path, runs: Sequence[Path], data_dir: Path) -> None:

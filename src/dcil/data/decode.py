@@ -14,6 +14,8 @@ import os
 import stat
 import textwrap
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -31,6 +33,8 @@ Box = tuple[int, int, int, int]
 
 #: What is looked for in a file, whatever its name: Pillow's other decoders include some that run programs.
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "GIF")
+#: What the files of two formats end with, and how far from the end it is looked for.
+ENDS, TAIL = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}, 4096
 #: The most pixels of an image: decoding takes up to 12 bytes for each.
 MAX_PIXELS = 50_000_000
 #: The longest side: Pillow holds a pointer for every row.
@@ -52,21 +56,48 @@ def require_pillow() -> None:
         raise missing_extra("Pillow", "data") from error
 
 
-def read(path: Path, max_pixels: int = MAX_PIXELS) -> Image:
-    """Read an image as RGB; a file that cannot be decoded is a UserError that names it."""
-    from PIL import Image
-
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Turn what reading the image called ``name`` raises into a UserError in one line."""
     try:
         # A few of ImageNet's files carry broken EXIF data, about which every worker would warn in every epoch.
-        with warnings.catch_warnings(), open_regular(path) as file:
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(file, formats=FORMATS) as image:
-                check_size(image, file, max_pixels)
-                image.load()
-                return to_rgb(image)
+            yield
     except Exception as error:  # damaged files make the decoders raise nearly anything, SyntaxError included
         reason = getattr(error, "strerror", None) or str(error).partition(" <_io.")[0] or type(error).__name__
-        raise UserError(f"{path}: not readable as an image ({textwrap.shorten(reason, 120)})") from error
+        raise UserError(f"{name}: not readable as an image ({textwrap.shorten(reason, 120)})") from error
+
+
+def read(path: Path, max_pixels: int = MAX_PIXELS) -> Image:
+    """Read an image as RGB; a file that cannot be decoded is a UserError that names it."""
+    with naming(str(path)):
+        return read_open(open_regular(path), max_pixels)
+
+
+def read_open(file: BinaryIO, max_pixels: int) -> Image:
+    """Read an image as RGB, and close its file."""
+    from PIL import Image
+
+    with file, Image.open(file, formats=FORMATS) as image:
+        check_size(image, file, max_pixels)
+        image.load()
+        return to_rgb(image)
+
+
+def check_ends(file: BinaryIO, max_pixels: int) -> None:
+    """Check the header of an image and how its file ends, and close it; what may be cut short is decoded."""
+    from PIL import Image
+
+    with file:
+        with Image.open(file, formats=FORMATS) as image:
+            check_size(image, file, max_pixels)
+            mark = ENDS.get(image.format or "")
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            whole = mark is not None and mark in file.read()
+            file.seek(0)
+        if not whole:
+            read_open(file, max_pixels)
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -1,46 +1,23 @@
-"""Read ImageNet, or any data in its layout: DATA_DIR/train/CLASS/*.jpg and DATA_DIR/val/CLASS/*.jpg.
-
-Images stay on the disk; worker processes decode them batch by batch, and they are normalised on the device.
-"""
+"""Read ImageNet, or any data in its layout: DATA_DIR/train/CLASS/*.jpg and DATA_DIR/val/CLASS/*.jpg."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from torch.utils import data as torch_data
 
 from dcil.data import decode
-from dcil.data.batches import Batch, Normalize, Shard
+from dcil.data.images import ImageFolder, Rows
 from dcil.errors import UserError
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-Rows = npt.NDArray[np.int64]
-"""Indices of images in a split."""
 Identity = tuple[int, int]
 """Device and number of a folder, the same by whatever links it is reached."""
-
-
-def usable_cpus() -> int:
-    """Return the number of CPUs this process may use.
-
-    In a container or a batch job that is fewer than the machine has, and processes started by torchrun share them.
-    """
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, found // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,126 +40,14 @@ class ImageFiles:
         begin = int(self.ends[row - 1]) if row else 0
         return self.folder / os.fsdecode(self.names[begin : int(self.ends[row])])
 
+    def name(self, row: int) -> str:
+        return str(self.path(row))
 
-@dataclass(frozen=True, eq=False)
-class ImageFolder:
-    """Describe a folder of images: training crops of `crop` pixels; test images resized to `resize`, cut to `crop`."""
+    def open(self, row: int) -> BinaryIO:
+        return decode.open_regular(self.path(row))
 
-    train: ImageFiles
-    test: ImageFiles
-    class_names: tuple[str, ...]
-    crop: int = 224
-    resize: int = 256
-    workers: int = field(default_factory=lambda: min(16, usable_cpus()))
-    name: str = "imagefolder"
-    max_pixels: int = decode.MAX_PIXELS
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.crop <= self.resize:
-            raise UserError(f"crop must be from 1 to resize ({self.resize}), got {self.crop}")
-        if self.workers < 0:
-            raise UserError(f"workers must be >= 0, got {self.workers} (0 decodes in the main process)")
-
-    @property
-    def classes(self) -> int:
-        return len(self.class_names)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return 3, self.crop, self.crop
-
-    @property
-    def train_size(self) -> int:
-        return len(self.train)
-
-    def loader(self, batch: int, device: torch.device | str, seed: int, rank: int = 0, world: int = 1) -> FolderLoader:
-        return FolderLoader(self, batch, device, seed, rank, world)
-
-
-class FolderLoader:
-    """Yield the batches of an `ImageFolder`, decoded by worker processes; their number affects the speed only."""
-
-    def __init__(
-        self, dataset: ImageFolder, batch: int, device: torch.device | str, seed: int, rank: int = 0, world: int = 1
-    ) -> None:
-        self.shard = Shard(batch, rank, world)
-        self.dataset, self.seed, self.device = dataset, seed, torch.device(device)
-        self._normalize = Normalize(MEAN, STD, self.device)
-
-    @property
-    def steps(self) -> int:
-        return self.shard.steps(len(self.dataset.train))
-
-    def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield every training image once, randomly cropped and flipped, in a random order; from batch ``start`` on."""
-        files = self.dataset.train
-        order = _random(self.seed, epoch).permutation(len(files))
-        return self._batches(files, partial(_train_pixels, self.dataset.crop, self.seed, epoch), order, start)
-
-    def test(self) -> Iterator[Batch]:
-        """Yield the centre crops of the test images in order."""
-        files = self.dataset.test
-        transform = partial(_test_pixels, self.dataset.resize, self.dataset.crop)
-        return self._batches(files, transform, np.arange(len(files)))
-
-    def _batches(self, files: ImageFiles, transform: Transform, order: Rows, start: int = 0) -> Iterator[Batch]:
-        batches = [order[part] for part in self.shard.slices(len(order), start)]
-        loader = torch_data.DataLoader(
-            _Decoder(files, self.dataset.crop, transform, self.dataset.max_pixels),
-            batch_size=None,  # the sampler gives whole batches, and so does the decoder
-            sampler=batches,
-            num_workers=min(self.dataset.workers, len(batches)),
-            pin_memory=self.device.type == "cuda",
-            generator=torch.Generator(),  # else it would draw the workers' seeds from the global one
-        )
-        for found in _alive(loader):
-            if isinstance(found, UserError):
-                raise found
-            pixels, labels = (tensor.to(self.device, non_blocking=True) for tensor in found)
-            yield self._normalize(pixels), labels
-
-
-Transform = Callable[[int, "Image"], decode.Pixels]
-"""(index, image) -> pixels of shape (H, W, 3)."""
-
-
-class _Decoder(torch_data.Dataset["Batch | UserError"]):
-    """Decode the images at given indices into uint8 (N, H, W, 3) and labels, in the worker processes."""
-
-    def __init__(self, files: ImageFiles, size: int, transform: Transform, max_pixels: int) -> None:
-        self.files, self.size, self.transform, self.max_pixels = files, size, transform, max_pixels
-
-    def __getitem__(self, rows: Rows) -> Batch | UserError:
-        """Return the batch, or the error: one raised in a worker would arrive with a traceback as its message."""
-        pixels = np.empty((len(rows), self.size, self.size, 3), np.uint8)
-        try:
-            for place, row in enumerate(rows.tolist()):
-                pixels[place] = self.transform(row, decode.read(self.files.path(row), self.max_pixels))
-        except UserError as error:
-            return error
-        return torch.from_numpy(pixels), torch.from_numpy(self.files.labels[rows])
-
-
-def _alive(loader: torch_data.DataLoader[Batch | UserError]) -> Iterator[Batch | UserError]:
-    """Yield the loader's batches; the end of a worker process, for lack of memory as a rule, is a UserError."""
-    try:
-        yield from loader
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"a process that decodes images must not end before the training: {reason}") from error
-
-
-def _random(seed: int, *key: int) -> np.random.Generator:
-    """Return an independent generator per seed and key (seeding with a tuple would make (1, 2) and (1, 2, 0) equal)."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-
-
-def _train_pixels(size: int, seed: int, epoch: int, row: int, image: Image) -> decode.Pixels:
-    return decode.random_resized_crop(image, size, _random(seed, epoch, row))
-
-
-def _test_pixels(resize: int, crop: int, row: int, image: Image) -> decode.Pixels:
-    return decode.center_crop(image, resize, crop)
+    def order(self, random: np.random.Generator) -> Rows:
+        return random.permutation(len(self))
 
 
 def load(data_dir: Path) -> ImageFolder:

@@ -1,9 +1,9 @@
 """Engines run the training steps: ``EagerEngine`` is the reference, the graph engine the fast one on CUDA.
 
 Public: ``build``, the ``Engine`` protocol, ``EngineSettings``, ``StepSettings``, ``executor`` (how a step computes),
-``evaluate``, ``process_group``, ``data_parallel`` and ``sync_batch_norm`` (several processes), ``lock`` and ``streams``
-(several runs in one process). Private: ``cuda``, the graph engine, and ``kernels``, its Triton kernels; without CUDA
-graphs and Triton the graph engine computes the same in plain torch, and that is what the tests run on a CPU.
+``evaluate``, ``process_group``, ``data_parallel``, ``sharded`` and ``sync_batch_norm`` (several processes), ``lock``
+and ``streams`` (several runs in one process). Private: ``cuda``, the graph engine, and ``kernels``, its Triton kernels;
+without CUDA graphs and Triton the graph engine computes the same in plain torch, which is what the tests run on a CPU.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dcil.engine.lock import PROCESS_LOCK
 from dcil.engine.own_loop import Step, make_step
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.engine.settings import EngineSettings
+from dcil.engine.sharded import ShardedEngine, shard
 from dcil.engine.step_settings import PLAIN, StepSettings
 from dcil.engine.sync_batch_norm import synchronise_batch_norms
 from dcil.errors import Diverged, UserError
@@ -41,6 +42,7 @@ __all__ = [
     "build",
     "make_step",
     "selection_kernel",
+    "shard",
 ]
 
 
@@ -77,21 +79,23 @@ def build(
     step_settings: StepSettings = PLAIN,
 ) -> Engine:
     """Return the engine for these settings; "auto" falls back to the eager one where the graph engine cannot train."""
-    if group.world_size > 1 and settings.engine == "graph":
-        raise UserError("--engine graph trains in one process: under torchrun say --engine eager, or nothing")
-    if group.world_size == 1 and loader.device.type == "cuda" and loader.device.index is not None:
+    if not group.is_plain and settings.engine == "graph":
+        raise UserError("--engine graph trains in one process: with --shard or under torchrun say --engine eager")
+    if group.is_plain and loader.device.type == "cuda" and loader.device.index is not None:
         torch.cuda.set_device(loader.device)  # streams and graphs belong to the current one
-    chosen = (settings if group.world_size == 1 else replace(settings, engine="eager")).on(loader.device)
+    chosen = (settings if group.is_plain else replace(settings, engine="eager")).on(loader.device)
     reason = obstacle(net, chosen)
-    if reason and (group.world_size > 1 or settings.engine == "graph" or settings.low_memory):
+    if reason and (not group.is_plain or settings.engine == "graph" or settings.low_memory):
         raise UserError(f"these engine settings cannot train this network: {reason}")
     if chosen.engine == "graph" and not reason:
         from dcil.engine.cuda.graph import GraphEngine
 
         return GraphEngine(net, optimizer, loader, chosen, step_settings)
+    chosen.apply()
+    if group.shard:
+        return ShardedEngine(net, optimizer, loader, chosen, group, step_settings)
     if group.world_size > 1 and not group.local_norms:
         synchronise_batch_norms(net, loader.device)
-    chosen.apply()
     if group.world_size > 1:
         return DataParallelEngine(net, optimizer, loader, chosen, group, step_settings)
     return EagerEngine(net, optimizer, loader, chosen, step_settings)

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -48,7 +48,7 @@ class DataParallelEngine(EagerEngine):
         super().__init__(net, optimizer, loader, settings, step_settings)
         self.group = group
         # One path at a time is several backward passes, each through some of the parameters: DDP expects one.
-        self.parallel = None if settings.low_memory else parallel(net)
+        self.parallel = None if settings.low_memory else self.wrap(net)
 
     def step(self, x: Tensor, y: Tensor) -> tuple[Tensor, Update | None]:
         targets = float(self.group.sum(torch.tensor(y.numel(), dtype=torch.double, device=x.device)))
@@ -64,7 +64,7 @@ class DataParallelEngine(EagerEngine):
                 self.optimizer.zero_grad()
                 output, part = one_at_a_time(self.executor, self.net.method.paths, loss, Inputs((x,)), y)
                 totals = self.totals_of(part * targets / self.group.world_size, output, y)
-                self.average_gradients(self.net.parameters())
+                self.average_weights()
             else:
                 output = self.parallel(x)
                 part = loss(output, y)
@@ -75,6 +75,20 @@ class DataParallelEngine(EagerEngine):
         self.step_settings.clip(self.net.parameters())
         self.optimizer.step()
         return totals, self.net.step(self.optimizer)
+
+    def wrap(self, net: SparseNet) -> nn.Module:
+        """Return what the network is called through, so that its gradients are averaged."""
+        with warnings.catch_warnings():  # torch 2.13 renames the option; 2.11 knows the old name only
+            warnings.simplefilter("ignore", FutureWarning)
+            return DistributedDataParallel(net, broadcast_buffers=False)
+
+    def average_weights(self) -> None:
+        """Average the gradients of the weights where ``wrap`` does not."""
+        self.average_gradients(self.net.parameters())
+
+    def check_masks(self) -> None:
+        """Refuse masks that are not the same in every process."""
+        self.group.check_equal("the masks", fingerprint(self.net.masks.values()))
 
     def totals_of(self, loss: Tensor, output: Mapping[str, Tensor], y: Tensor) -> Tensor:
         """Return loss, hits and targets summed over the global batch; a loss that is not finite stops every process."""
@@ -115,14 +129,7 @@ class DataParallelEngine(EagerEngine):
         statistics = (t for norm in norms for t in (norm.running_mean, norm.running_var))
         with torch.no_grad():
             self.average([t for t in statistics if t is not None])
-        self.group.check_equal("the masks", fingerprint(self.net.masks.values()))
-
-
-def parallel(net: SparseNet) -> DistributedDataParallel:
-    """Wrap the network for data-parallel training."""
-    with warnings.catch_warnings():  # torch 2.13 renames the option; 2.11 knows the old name only
-        warnings.simplefilter("ignore", FutureWarning)
-        return DistributedDataParallel(net, broadcast_buffers=False)
+        self.check_masks()
 
 
 def fingerprint(masks: Iterable[Tensor]) -> Tensor:

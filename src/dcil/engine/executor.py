@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from dcil import SparseNet
+from dcil import SparseNet, fsdp
 from dcil.batch_share import first_samples
 
 #: Path -> what the network returns.
@@ -122,10 +122,12 @@ class EagerExecutor:
 
     def untracked(self, path: str, inputs: Inputs) -> Any:
         """Return the path's output computed with copies of its buffers and attributes."""
-        tensors = self.net.tensors(path)
-        buffers = {name: tensors.get(name, buffer).clone() for name, buffer in self.net.model.named_buffers()}
-        with self.net._checks.attributes.trial(path, self.net.model):
-            return self.net.call(tensors | buffers, *inputs.args, **inputs.kwargs)
+        net, blocks = self.net, fsdp.find_blocks(self.net)
+        tensors = net.tensors(path, fsdp.names_outside(net.model, blocks), net.views([path]).get(path))
+        buffers = {name: tensors.get(name, buffer).clone() for name, buffer in net.model.named_buffers()}
+        in_blocks = fsdp.substituted(blocks, lambda names: net.tensors(path, names))
+        with net._checks.attributes.trial(path, net.model), in_blocks:
+            return net.call(tensors | buffers, *inputs.args, **inputs.kwargs)
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]

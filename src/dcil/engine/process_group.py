@@ -44,6 +44,7 @@ class ProcessGroup:
     local_rank, local_world_size   of this process on its machine
     local_norms                    batch norms see this process's shard only, not the global batch: no communication
                                    in the forward pass, but the result depends on the number of processes
+    shard                          each process holds its part of the weights, also where there is one process only
     """
 
     rank: int = 0
@@ -51,6 +52,7 @@ class ProcessGroup:
     local_rank: int = 0
     local_world_size: int = 1
     local_norms: bool = False
+    shard: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ProcessGroup:
@@ -64,6 +66,11 @@ class ProcessGroup:
     @property
     def is_rank_zero(self) -> bool:
         return self.rank == 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this process trains the whole network by itself."""
+        return self.world_size == 1 and not self.shard
 
     @contextmanager
     def reporting_errors_once(self) -> Iterator[None]:
@@ -99,12 +106,16 @@ class ProcessGroup:
     @contextmanager
     def connected(self, device: torch.device) -> Iterator[None]:
         """Connect the processes; of several that fail, only the first to do so reports its error."""
-        if self.world_size == 1:
+        if self.is_plain:
             yield
             return
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        store, _, _ = next(rendezvous("env://", self.rank, self.world_size, timeout=TIMEOUT))
+        store: Store = dist.HashStore()  # type: ignore[attr-defined]
+        if self.world_size > 1:
+            shared, _, _ = next(rendezvous("env://", self.rank, self.world_size, timeout=TIMEOUT))
+            # torchrun keeps the store when it starts the processes again, with the addresses of those that ended.
+            store = dist.PrefixStore(f"restart {restarts(os.environ)}", shared)  # type: ignore[attr-defined]
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=TIMEOUT)
         try:
@@ -153,12 +164,18 @@ class ProcessGroup:
 
     def record(self) -> dict[str, str]:
         """Return what the summary of a run says about the processes."""
+        sharded = {"weights": "sharded"} if self.shard else {}
         if self.world_size == 1:
-            return {}
-        return {"processes": str(self.world_size), "norms": "local" if self.local_norms else "joint"}
+            return sharded
+        return sharded | {"processes": str(self.world_size), "norms": "local" if self.local_norms else "joint"}
 
 
 SINGLE_PROCESS = ProcessGroup()
+
+
+def restarts(environment: Mapping[str, str]) -> int:
+    """Return how many times torchrun has started the processes again (--max-restarts)."""
+    return int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def silence_output() -> None:

@@ -2,7 +2,8 @@
 
 Notes in its header: those of its position, ``step``, ``config`` (the settings of its run), ``metrics`` (SHA-256 of the
 metrics up to its epoch) and ``sha256`` of all tensors and the other notes. Those of format 1 have epoch and step alone.
-Format 3 is that of a checkpoint within an epoch, which earlier versions cannot resume from.
+Format 3 is that of a checkpoint within an epoch, which earlier versions cannot resume from. Format 4 is that of a
+network trained in parts: the tensors lie in other files, which ``parts`` names (see ``sharded_checkpoint``).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,11 +25,13 @@ from torch.optim import Optimizer
 
 from dcil.identity import StateError
 from dcil.net import SparseNet
+from dcil.runs.atomic import write_text
 from dcil.runs.damage import ANEW, CONTENT_ERRORS, UnreadableFile, naming_file
 from dcil.runs.position import Position
 from dcil.runs.tensors import digest, whole, write_tensors
 
 FORMAT, WITHIN_EPOCH, WITHOUT_DIGEST = "dcil checkpoint 2", "dcil checkpoint 3", "dcil checkpoint 1"
+IN_PARTS, PARTS = "dcil checkpoint 4", "checkpoint-parts"
 NOTES = ("epoch", "step", "config", "metrics", "sha256")
 ERRORS = (SafetensorError, RuntimeError, *CONTENT_ERRORS)
 #: What an optimizer keeps for a parameter; the step is a number of its own for each.
@@ -70,9 +74,7 @@ class Checkpoint:
 
     def load_optimizer(self, optimizer: Optimizer) -> None:
         """Load the optimizer's state of every parameter, in the parameter's memory layout."""
-        keys = STATE_KEYS[type(optimizer).__name__]
-        parameters = enumerate(parameters_of(optimizer))
-        places = {f"optimizer.{i}.{key}": (parameter, key) for i, parameter in parameters for key in keys}
+        places = places_in(optimizer)
         given = {key for key in self.tensors if key.startswith("optimizer.")}
         if strange := given - places.keys():
             raise ValueError(f"{min(strange)} belongs to another optimizer")
@@ -92,6 +94,22 @@ def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
+def places_in(optimizer: Optimizer) -> dict[str, tuple[Tensor, str]]:
+    """Return name -> (parameter, the optimizer's key) of every tensor that the optimizer may keep."""
+    keys = STATE_KEYS[type(optimizer).__name__]
+    parameters = enumerate(parameters_of(optimizer))
+    return {f"optimizer.{i}.{key}": (parameter, key) for i, parameter in parameters for key in keys}
+
+
+def tensors_of(net: SparseNet, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return all that a run goes on from, by the names of a checkpoint; live tensors."""
+    tensors: dict[str, Tensor] = {f"net.{key}": value for key, value in net.state_dict().items()}
+    for name, (parameter, key) in places_in(optimizer).items():
+        if (value := optimizer.state.get(parameter, {}).get(key)) is not None:
+            tensors[name] = value
+    return tensors
+
+
 def placed(value: Tensor, parameter: Tensor, optimizer: Optimizer, is_step: bool) -> Tensor:
     """Return a loaded tensor where the optimizer has it: beside the parameter and laid out as that, a step as a number.
 
@@ -103,6 +121,14 @@ def placed(value: Tensor, parameter: Tensor, optimizer: Optimizer, is_step: bool
     return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
+def notes_for(
+    net: SparseNet, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], position: Position, form: str
+) -> dict[str, str]:
+    """Return the notes of a checkpoint at ``position``. ``rows`` are the metrics of its epochs."""
+    notes = {"format": form, **position.notes(), "step": str(net.steps_done)}
+    return notes | {"config": json.dumps(config), "metrics": metrics_digest(rows)}
+
+
 def write(
     file: Path,
     net: SparseNet,
@@ -110,19 +136,35 @@ def write(
     config: Mapping[str, Any],
     rows: Sequence[Mapping[str, Any]],
     position: Position,
-) -> dict[str, str]:
-    """Write the checkpoint at ``position``, atomically; return its notes. ``rows`` are the metrics of its epochs."""
-    tensors = {f"net.{key}": value for key, value in net.state_dict().items()}
-    for index, parameter in enumerate(parameters_of(optimizer)):
-        state = optimizer.state.get(parameter, {})
-        kept = [key for key in STATE_KEYS[type(optimizer).__name__] if state.get(key) is not None]
-        tensors |= {f"optimizer.{index}.{key}": state[key] for key in kept}
-    copies = whole(tensors)
-    notes = {"format": WITHIN_EPOCH if position.batch else FORMAT, **position.notes(), "step": str(net.steps_done)}
-    notes |= {"config": json.dumps(config), "metrics": metrics_digest(rows)}
-    notes["sha256"] = digest(copies, notes)
-    write_tensors(file, copies, notes)
-    return notes
+) -> None:
+    """Write the checkpoint at ``position``."""
+    form = WITHIN_EPOCH if position.batch else FORMAT
+    publish(file, whole(tensors_of(net, optimizer)), notes_for(net, config, rows, position, form))
+    remove_parts(file.parent)
+
+
+def publish(file: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
+    """Write the file of a checkpoint atomically, then checkpoint.json beside it."""
+    notes = {**notes, "sha256": digest(tensors, notes)}
+    write_tensors(file, tensors, notes)
+    write_text(file.with_suffix(".json"), readable(notes))
+
+
+def readable(notes: Mapping[str, str]) -> str:
+    """Return the text of checkpoint.json; the settings are in config.json."""
+    shown = {key: value for key, value in notes.items() if key not in ("config", "within", "parts")}
+    batch = Position.from_notes(notes).batch
+    return json.dumps(shown | ({"batch": str(batch)} if batch else {}), indent=1)
+
+
+def remove_parts(run: Path, keep: str | None = None) -> None:
+    """Remove the parts of checkpoints in a run folder, but for those of step ``keep``."""
+    folder = run / PARTS
+    for step in folder.iterdir() if folder.is_dir() else ():
+        if step.name != keep:
+            shutil.rmtree(step, ignore_errors=True)
+    if keep is None and folder.is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def read(file: Path) -> Checkpoint | None:
@@ -135,6 +177,10 @@ def read(file: Path) -> Checkpoint | None:
         rest = {key: value for key, value in notes.items() if key != "sha256"}
         if notes.get("sha256", said := digest(tensors, rest)) != said:
             raise ValueError("its checksum is wrong")
+        if "parts" in notes:
+            from dcil.runs.sharded_checkpoint import read_whole  # importing it takes a second
+
+            tensors = read_whole(file.parent, notes)
         return Checkpoint(notes, tensors)
 
 
@@ -162,9 +208,10 @@ def opened(file: Path) -> Iterator[Any]:
 def notes_of(found: Any) -> dict[str, str]:
     """Return the notes; refuse a format that this version does not know, and notes that are missing."""
     notes = dict(found.metadata() or {})
-    if notes.get("format") not in (FORMAT, WITHIN_EPOCH, WITHOUT_DIGEST):
+    if notes.get("format") not in (FORMAT, WITHIN_EPOCH, WITHOUT_DIGEST, IN_PARTS):
         raise ValueError(f"its format must be {FORMAT!r}, is {notes.get('format')!r}")
     needed = NOTES if notes["format"] != WITHOUT_DIGEST else NOTES[:2]
+    needed = (*needed, "parts") if notes["format"] == IN_PARTS else needed
     if missing := [name for name in needed if name not in notes]:
         raise KeyError(missing[0])
     Position.from_notes(notes), int(notes["step"])  # refuses text

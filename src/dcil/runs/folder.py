@@ -4,6 +4,7 @@ config.json               the resolved configuration
 metrics.jsonl             one object per epoch
 checkpoint.safetensors    weights, private layers, masks, step, optimizer state; their checksum and the run's settings
 checkpoint.json           its position, step and checksum as a readable file
+checkpoint-parts/         the tensors of the checkpoint, where each process has its part of them
 model.safetensors         the finalized pruned net under the user's own keys
 summary.json              the result; its presence marks the run as complete
 """
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch.optim import Optimizer
 
@@ -30,6 +31,23 @@ from dcil.runs.outputs import check_run_files, is_run_file
 from dcil.runs.position import START, Position
 from dcil.runs.read import read_config, read_metrics, read_summary
 from dcil.runs.seal import sealed
+
+
+class Checkpoints(Protocol):
+    """Writes and reads the checkpoints of a run."""
+
+    def save(
+        self,
+        net: SparseNet,
+        optimizer: Optimizer,
+        config: Mapping[str, Any],
+        rows: Sequence[Mapping[str, Any]],
+        position: Position,
+    ) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def restore(self, net: SparseNet, optimizer: Optimizer, config: Mapping[str, Any]) -> Position: ...
 
 
 @dataclass(frozen=True)
@@ -98,8 +116,9 @@ class RunFolder:
             if file.name != ".lock":  # the one that is held
                 file.unlink(missing_ok=True)
         notes, file = checkpoint.read_notes(self.path / "checkpoint.safetensors"), self.path / "checkpoint.json"
-        if notes and not (file.is_file() and file.read_bytes() == readable(notes).encode()):
-            write_text(file, readable(notes))
+        if notes and not (file.is_file() and file.read_bytes() == checkpoint.readable(notes).encode()):
+            write_text(file, checkpoint.readable(notes))
+        checkpoint.remove_parts(self.path, keep=notes["step"] if "parts" in notes else None)
 
     # -- metrics: written before the checkpoint of the same epoch, so none is ever missing ---------------------------
 
@@ -139,6 +158,9 @@ class RunFolder:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
+    def wait(self) -> None:
+        """Called where a checkpoint must be on disk, as it is when ``save`` returns."""
+
     @property
     def has_checkpoint(self) -> bool:
         return os.path.lexists(self.path / "checkpoint.safetensors")
@@ -153,8 +175,7 @@ class RunFolder:
     ) -> None:
         """Write the checkpoint at ``position``, after the epochs with the metrics ``rows``: all that a run resumes
         from."""
-        notes = checkpoint.write(self.path / "checkpoint.safetensors", net, optimizer, config, rows, position)
-        write_text(self.path / "checkpoint.json", readable(notes))
+        checkpoint.write(self.path / "checkpoint.safetensors", net, optimizer, config, rows, position)
 
     def restore(
         self,
@@ -202,10 +223,3 @@ class ReadOnlyRunFolder(RunFolder):
         rows: Sequence[Mapping[str, Any]],
         position: Position,
     ) -> None: ...
-
-
-def readable(notes: Mapping[str, str]) -> str:
-    """Return the text of checkpoint.json; the settings are in config.json."""
-    shown = {key: value for key, value in notes.items() if key not in ("config", "within")}
-    batch = Position.from_notes(notes).batch
-    return json.dumps(shown | ({"batch": str(batch)} if batch else {}), indent=1)

@@ -14,7 +14,7 @@ from dcil.runs.atomic import CannotWrite, write_atomically
 
 #: Files of a run folder; no other file there belongs to the run.
 RUN_FILES: tuple[str, ...] = ("config.json", "metrics.jsonl", "summary.json", "sessions.jsonl", ".lock", ".*.part")
-RUN_FILES += ("checkpoint.json", "checkpoint.safetensors", "model.safetensors")
+RUN_FILES += ("checkpoint.json", "checkpoint.safetensors", "checkpoint-parts", "model.safetensors")
 RUN_FILES += ("at[0-9]*.safetensors", "watch-*.safetensors")
 #: Any of them makes a folder a run folder, also if its config.json is lost.
 MARKS = ("metrics.jsonl", "checkpoint.safetensors", "checkpoint.json")

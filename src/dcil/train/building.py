@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dcil import SparseNet, models
-from dcil.data import TrainingData
+from dcil.data import ImageFolder, TrainingData
 from dcil.engine import StepSettings
 from dcil.naming import tied_names
 from dcil.partition import divide, is_norm
@@ -21,6 +22,11 @@ def describe_data(dataset: TrainingData) -> dict[str, Any]:
     found: dict[str, Any] = {"classes": dataset.classes, "shape": list(dataset.shape)}
     text = getattr(dataset, "record", None)
     return found if text is None else found | {"text": text}
+
+
+def augmented(config: Config, dataset: TrainingData) -> TrainingData:
+    """Return the data set with the augmentation of a config."""
+    return replace(dataset, color_jitter=config.color_jitter) if isinstance(dataset, ImageFolder) else dataset
 
 
 def build_model(config: Config, classes: int, shape: tuple[int, ...]) -> nn.Module:

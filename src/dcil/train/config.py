@@ -89,6 +89,7 @@ class Config(Validated):
     dropout: float = added(0.0, "part of the activations that a transformer drops in training")
     tokens: str = added("characters", "what a token of a text is: characters or bytes")
     length: int = added(256, "tokens of a sequence of a text")
+    color_jitter: float = added(0.0, "largest change of brightness, contrast and saturation of images in files")
     private: str = added(PRIVATE[0], "what each path has for itself: norms,head or norms or head or none")
 
     def __post_init__(self) -> None:
@@ -135,6 +136,9 @@ class Config(Validated):
     def _check_fractions(self) -> None:
         for name in ("label_smoothing", "dropout"):
             self.require(name, 0 <= getattr(self, name) < 1, ">= 0 and < 1")
+        in_files = self.dataset in data.IMAGES_IN_FILES
+        self.require("color_jitter", 0 <= self.color_jitter <= 1, "from 0 to 1", "0 leaves colours as they are")
+        self.require("color_jitter", in_files or not self.color_jitter, f"0 for {self.dataset}")
         self.require("clip_norm", 0 <= self.clip_norm <= MAX_RATE, f">= 0 and <= {MAX_RATE:g}", "0 does not clip")
         self.require("eps", 0 < self.eps <= 1, "> 0 and <= 1")
         known = isinstance(self.betas, tuple) and len(self.betas) == 2

@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from dcil import data, models
+from dcil import data
 from dcil.data import Loaded
-from dcil.engine import PROCESS_LOCK, Diverged, EngineSettings
+from dcil.engine import PROCESS_LOCK, EngineSettings
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.errors import UserError
-from dcil.runs.atomic import CannotWrite, write_text
-from dcil.runs.checkpoint import metrics_digest
-from dcil.runs.cost import summarise_cost
-from dcil.runs.environment import environment
-from dcil.runs.folder import ReadOnlyRunFolder, RunFolder
+from dcil.runs.atomic import CannotWrite
+from dcil.runs.folder import Checkpoints, ReadOnlyRunFolder, RunFolder
 from dcil.runs.position import START, Position
 from dcil.runs.progress import Progress
-from dcil.runs.seal import sealed
-from dcil.runs.summary import best_epoch, summarise, summarise_loss
-from dcil.runs.tensors import whole, write_tensors
 from dcil.train.building import describe_data
 from dcil.train.config import Config, to_json
+from dcil.train.finish import finish
 from dcil.train.out_of_memory import naming_what_to_reduce
 from dcil.train.restore import check_data, config_of
 from dcil.train.trainer import Trainer
 
 NO_END = sys.maxsize
-#: Name in summary.json, after "val_loss_" -> field of a Summary.
-LOSS_NAMES: dict[str, Literal["last", "best", "std"]] = {"last": "last", "best": "best", "std_last_10pct": "std"}
 SAVE_EVERY = 5.0  # least seconds between checkpoints at the ends of epochs
 
 
@@ -101,14 +92,23 @@ def train(
             with group.local_rank_zero_first(device):
                 dataset = data.prepare(load(config.dataset, data_dir), config.tokens, config.length)
             described = describe_data(dataset)
-            if folder.started:
-                described = check_data(folder, described)
+            described = check_data(folder, described) if folder.started else described
             trainer = Trainer.build(config, dataset, device, settings, group)
         with folder.locked():
             record = to_json(config, trainer.net.method, described)
             with begun(folder, record, resume):
-                run = RunInFolder(trainer, folder, json.loads(record), 60 * checkpoint_minutes or math.inf)
+                within, checkpoints = 60 * checkpoint_minutes or math.inf, checkpoints_of(folder, group)
+                run = RunInFolder(trainer, folder, checkpoints, json.loads(record), within)
                 return run.train(progress, callback(trainer), until)
+
+
+def checkpoints_of(folder: RunFolder, group: ProcessGroup) -> Checkpoints:
+    """Return what writes and reads the checkpoints of a run; every process has one."""
+    if not group.shard:
+        return folder
+    from dcil.runs.sharded_checkpoint import ShardedCheckpoints  # importing it takes a second
+
+    return ShardedCheckpoints(folder.path)
 
 
 @contextmanager
@@ -144,14 +144,16 @@ def completed(folder: RunFolder, config: Config, resume: bool) -> dict[str, Any]
 class RunInFolder:
     """A run in its locked folder.
 
-    record   its settings, as config.json has them
-    within   seconds after which a checkpoint is written within an epoch
-    rows     metrics of the epochs so far
-    saved    when the last checkpoint was written
+    checkpoints   what writes and reads its checkpoints
+    record        its settings, as config.json has them
+    within        seconds after which a checkpoint is written within an epoch
+    rows          metrics of the epochs so far
+    saved         when the last checkpoint was written, or began to be
     """
 
     trainer: Trainer
     folder: RunFolder
+    checkpoints: Checkpoints
     record: dict[str, Any]
     within: float = math.inf
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -160,7 +162,7 @@ class RunInFolder:
     def train(self, progress: Progress, hooks: RunCallback, until: int) -> dict[str, Any]:
         """Train from the checkpoint through epoch ``until``; return the summary if that is the end."""
         trainer, folder = self.trainer, self.folder
-        start = folder.restore(trainer.net, trainer.optimizer, self.record)
+        start = self.checkpoints.restore(trainer.net, trainer.optimizer, self.record)
         reached = torch.tensor([start.epoch, start.batch], device=trainer.loader.device)
         trainer.group.check_equal(f"the checkpoint in {folder.path}", reached)
         folder.rewind_metrics(start.epoch)
@@ -172,7 +174,8 @@ class RunInFolder:
         total, self.saved = trainer.config.total_epochs, time.monotonic()
         with saying_resumable():
             self.run_epochs(start, min(total, until), progress, hooks)
-            return finish(folder, trainer) if trainer.group.is_rank_zero and until >= total else {}
+            self.checkpoints.wait()
+            return finish(folder, trainer) if until >= total else {}
 
     def run_epochs(self, start: Position, end: int, progress: Progress, hooks: RunCallback) -> None:
         """Train through epoch ``end`` and write checkpoints; one costs as much as many steps, so short epochs share
@@ -211,7 +214,7 @@ class RunInFolder:
             self.write(position())
 
     def write(self, position: Position) -> None:
-        self.folder.save(self.trainer.net, self.trainer.optimizer, self.record, self.rows, position)
+        self.checkpoints.save(self.trainer.net, self.trainer.optimizer, self.record, self.rows, position)
         self.saved = time.monotonic()
 
 
@@ -228,51 +231,3 @@ def saying_resumable() -> Iterator[None]:
         yield
     except CannotWrite as error:
         raise RunInterrupted(f"{error}; once that is mended, --resume continues from the last checkpoint") from None
-
-
-def finish(folder: RunFolder, trainer: Trainer) -> dict[str, Any]:
-    """Write the finalized model and, last, the summary that marks the run as complete."""
-    net, rows = trainer.net, folder.metrics()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the summary has them as notes
-        model = net.finalize()
-    if broken := [name for name, value in model.state_dict().items() if not value.isfinite().all()]:
-        raise Diverged(f"the trained weights must be finite, {broken[0]} is not; try a smaller learning rate")
-    file = folder.path / "model.safetensors"
-    write_tensors(file, whole(model.state_dict()))
-    digests = {"model_sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "metrics_sha256": metrics_digest(rows)}
-    summary = summary_of(trainer, rows) | digests
-    record = folder.record()
-    example = models.example(record["shape"], record["classes"]).to(trainer.loader.device)
-    summary["cost"] = summarise_cost(model, example)
-    write_text(folder.path / "summary.json", json.dumps(sealed(summary), indent=1))
-    return summary
-
-
-def summary_of(trainer: Trainer, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the summary of a run, from its metrics and its network."""
-    net = trainer.net
-    layers = {name: {"weights": m.numel(), "kept": int(m.sum())} for name, m in net.masks.items()}
-    top1, sparsity = ([row[name] for row in rows] for name in ("top1", "sparsity"))
-    found, best = summarise(top1), rows[best_epoch(top1, sparsity)]
-    loss = summarise_loss([row.get("val_loss") for row in rows], sparsity)
-    return {
-        "top1_last": found["last"],
-        "top1_best": best["top1"],
-        "best_epoch": best["epoch"],
-        "std_last_10pct": found["std"],
-        "top5_last": rows[-1]["top5"],
-        **({f"val_loss_{name}": loss[key] for name, key in LOSS_NAMES.items()} if loss else {}),
-        "sparsity": net.sparsity,
-        "epochs": len(rows),
-        "phases": [[phase.name, phase.steps] for phase in trainer.config.phases],
-        "seconds": sum(row["seconds"] for row in rows),
-        "weights": sum(layer["weights"] for layer in layers.values()),
-        "kept": sum(layer["kept"] for layer in layers.values()),
-        "layers": layers,
-        "notes": net.notes(),
-        "environment": environment(trainer.loader.device)
-        | trainer.engine.settings.record(trainer.engine.name)
-        | trainer.group.record(),
-        "complete": True,
-    }

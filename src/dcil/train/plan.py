@@ -22,6 +22,7 @@ from dcil.train.restore import config_of
 
 #: What --model is without --model and --recipe.
 MODELS = {"digits": "resnet8-digits", "cifar10": "resnet20", "cifar100": "resnet20", "imagefolder": "resnet18"}
+MODELS |= {"webdataset": "resnet18"}
 MODELS |= {"text": "gpt-6-384", "shakespeare": "gpt-6-384", "pydoc": "gpt-4-128"}
 DEFAULT_METHOD = "dcil"
 #: The file beside several runs.
@@ -124,9 +125,9 @@ def recipe_like(dataset: str, model: str) -> str:
     elif dataset in data.TEXTS:
         family = "gpt-pydoc" if dataset == "pydoc" else "gpt-text"
     else:
-        family = {"digits": "digits", "imagefolder": "imagenet-resnet18"}.get(dataset, "")
+        family = {"digits": "digits", **dict.fromkeys(data.IMAGES_IN_FILES, "imagenet-resnet18")}.get(dataset, "")
         family = family or f"{dataset}-{'wrn-28-2' if model.startswith('wrn') else 'resnet20'}"
-    own = f"imagenet-{model}" if dataset == "imagefolder" else f"{dataset}-{model}"
+    own = f"imagenet-{model}" if dataset in data.IMAGES_IN_FILES else f"{dataset}-{model}"
     return own if own in RECIPES else family
 
 

@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 
 from dcil import SparseNet, Update
 from dcil.data import Batches, TrainingData
-from dcil.engine import PROCESS_LOCK, Engine, EngineSettings, build
+from dcil.engine import PROCESS_LOCK, Engine, EngineSettings, build, shard
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.errors import UserError
 from dcil.runs.position import START, Position
 from dcil.runs.progress import Progress
-from dcil.train.building import build_model, build_net, build_optimizer, step_settings
+from dcil.train.building import augmented, build_model, build_net, build_optimizer, step_settings
 from dcil.train.config import Config
 
 #: Called with a function that returns the position in the epoch, which waits for the device.
@@ -51,14 +51,17 @@ class Trainer:
         """Build the network, optimizer, loader and engine of ``config``."""
         if len(dataset.shape) > 1:
             check_last_batch(config.batch, dataset.train_size, group)
-        loader = dataset.loader(config.batch, device, config.seed, group.rank, group.world_size)
+        loader = augmented(config, dataset).loader(config.batch, device, config.seed, group.rank, group.world_size)
         reseed(config.seed, 0)
-        model = build_model(config, dataset.classes, dataset.shape).to(device)
+        check_shards(config, group)
+        model, settings = build_model(config, dataset.classes, dataset.shape), settings or EngineSettings()
+        model = shard(model, device, settings, group) if group.shard else model.to(device)
         net = build_net(config, model, loader.steps)
         net.warn_of_empty_layers = False  # the notes of the run say so
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the layout of the batches, which convolutions are fastest in
+        if not group.shard:  # FSDP takes no other layout than the usual one
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the layout of the batches, which convolutions are fastest in
         optimizer = build_optimizer(config, net)
-        engine = build(net, optimizer, loader, settings or EngineSettings(), group, step_settings(config))
+        engine = build(net, optimizer, loader, settings, group, step_settings(config))
         return cls(config, net, optimizer, loader, engine, group)
 
     def epoch(
@@ -136,6 +139,12 @@ def as_row(update: Update) -> tuple[int, ...]:
 def finite(loss: float) -> float | None:
     """Return a loss as metrics.jsonl has it: JSON has no numbers that are not finite."""
     return loss if math.isfinite(loss) else None
+
+
+def check_shards(config: Config, group: ProcessGroup) -> None:
+    """Refuse to shard a network for a method that must see whole weights."""
+    if group.shard and not config.build_method(1).shards():
+        raise UserError(f"--method {config.method} must see whole weights, which --shard divides: leave --shard out")
 
 
 def check_last_batch(batch: int, images: int, group: ProcessGroup) -> None:
