@@ -17,7 +17,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-from dcil import METHODS, Global, Uniform
+from dcil import METHODS, Cubic, Global, Uniform
 from dcil.errors import unknown
 from dcil.train.config import Config
 from dcil.train.method_settings import GRANULARITIES
@@ -35,7 +35,15 @@ PROTOCOL: dict[str, dict[str, Any]] = {
     "rewind": {"classifier": False},
     "l1filter": {"constant": False, "inner": False},
     "autoprune": {"every": 16},
+    "acdc": {"classifier": False},
+    "topkast": {"stem": True},
+    "st3": {"every": 16, "begin": 0.0, "classifier": False},
+    "feather": {"every": 16, "classifier": False},
+    "granet": {"every": 0, "classifier": False},
+    "srste": {"every": 16, "schedule": Cubic()},
 }
+#: Methods whose sparsity grows with every step, not once per epoch.
+SMOOTH = ("gmp", "st3", "feather", "granet")
 
 
 def digits(method: str = "dcil", protocol: bool = True) -> Config:
@@ -213,8 +221,8 @@ def natural(method: str) -> str:
 
 
 def growth(method: str, protocol: bool) -> str:
-    """Return when the sparsity grows: once per epoch, as in the authors' code, but in GMP itself with every step."""
-    return "step" if method == "gmp" and not protocol else "epoch"
+    """Return when the sparsity grows: once per epoch, as in the authors' code, in some originals with every step."""
+    return "step" if method in SMOOTH and not protocol else "epoch"
 
 
 def fast(dataset: str, model: str, target_epoch: int, method: str = "dcil", protocol: bool = True) -> Config:
