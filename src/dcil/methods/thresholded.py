@@ -79,4 +79,5 @@ class Thresholded(Method):
         return ()
 
     def update_key(self, step: int) -> Hashable:
-        return "thresholded", super().update_key(step)
+        selection = super().update_key(step)
+        return None if selection is None else ("thresholded", selection)
