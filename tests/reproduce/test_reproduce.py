@@ -149,8 +149,9 @@ def test_beyond_has_every_method_of_weights_with_one_seed_and_the_shares_with_th
     weights = {name for name, kind in dcil.METHODS.items() if kind.prunes and dcil.Weight in kind.granularities}
     assert {f"{name}-{s}" for name in weights for s in (0.9, 0.95, 0.98)} <= set(cells)
     assert cells["dcil-0.95-share0.125"].config(0).settings["super_share"] == 0.125
-    seeds = {name: tables.seeds_of(cell) for name, cell in cells.items()}
-    assert (seeds["feather-0.95"], seeds["dcil-0.98"], seeds["dcil-0.95"], seeds["dcil-0.95-share0.5"]) == (1, 1, 3, 3)
+    seeds = {name: tables.seeds_of(cell, ["beyond"]) for name, cell in cells.items()}
+    assert (seeds["feather-0.95"], seeds["sm-0.95"], seeds["dcil-0.95-share0.5"], seeds["dense"]) == (1, 1, 3, 3)
+    assert tables.seeds_of(cells["sm-0.95"], ["beyond", "cifar10-unstructured"]) == 3
 
 
 def test_filter():

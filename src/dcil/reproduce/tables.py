@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
 
 from dcil import METHODS, Weight
 from dcil.errors import UserError, unknown
@@ -84,16 +83,10 @@ def cells_of(table: str) -> list[Cell]:
     return list(cells)
 
 
-def seeds_of(cell: Cell) -> int:
-    """Return how many seeds a cell is trained with unless told otherwise: one of the many of ``beyond``, else three,
-    as in the paper."""
-    return 1 if cell in BEYOND_METHODS and cell not in paper_cells() else 3
-
-
-@cache
-def paper_cells() -> frozenset[Cell]:
-    """Return the cells of the paper's tables."""
-    return frozenset(cell for name in names() if name not in FURTHER for cell in cells_of(name))
+def seeds_of(cell: Cell, names: Iterable[str]) -> int:
+    """Return with how many seeds the tables ask for a cell: three, as in the paper; ``beyond`` one of each method."""
+    elsewhere = any(cell in cells_of(name) for name in names if name != BEYOND)
+    return 1 if cell in BEYOND_METHODS and not elsewhere else 3
 
 
 def cells_for(number: paper.PrintedNumber) -> list[Cell]:
