@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dcil.criteria import State
 from dcil.methods.thresholded import Thresholded
 from dcil.weight import PrunableWeight
 
@@ -21,8 +22,8 @@ class Feather(Thresholded):
     theta   None is 1 up to 95 % sparsity and 0.5 above
 
     Original (github.com/athglentis/feather): the threshold at every step and after the last one; the sparsity grows
-    with every step until half of the training; gradients clipped at 3; all convolutions and the classifier.
-    Protocol: masks every 16, growing once per epoch, on the paper's prunable layers.
+    with every step until half of the training; gradients clipped at a norm of 3; all convolutions and the classifier.
+    Protocol: the sparsity grows once per epoch, on the paper's prunable layers; thresholds and clipping as there.
     On the same tensors and threshold, values equal the original's but for the rounding of t^p, gradients bit for bit.
     Its threshold lies between the largest weight pruned and the smallest kept; here it is the former, and exactly
     floor(s * n) weights are pruned.
@@ -44,7 +45,7 @@ class Feather(Thresholded):
         """Theta."""
         return self.theta if self.theta is not None else 0.5 if self.sparsity > 0.95 else 1.0
 
-    def shrunk(self, layer: PrunableWeight, weight: Tensor, threshold: Tensor) -> Tensor:
+    def shrunk(self, layer: PrunableWeight, weight: Tensor, threshold: Tensor, state: State) -> Tensor:
         left = (weight.abs() ** self.p - threshold**self.p).clamp_min(0)
         return torch.where(threshold > 0, weight.sign() * left ** (1 / self.p), weight)  # exact where none is pruned
 

@@ -42,9 +42,12 @@ class Thresholded(Method):
         """As of every method, but with an update after the last step, which changes the network little."""
         return replace(super().timeline, last=self.steps)
 
-    def shrunk(self, layer: PrunableWeight, weight: Tensor, threshold: Tensor) -> Tensor:
+    def shrunk(self, layer: PrunableWeight, weight: Tensor, threshold: Tensor, state: State) -> Tensor:
         """f: what the pruned net has in place of the kept entries of ``weight``, given in float32 or wider."""
         raise NotImplementedError("abstract: a thresholded method defines shrunk")
+
+    def measure(self, layer: PrunableWeight, state: State) -> None:
+        """Called when a layer has a new mask: set the method's tensors that stay as they are until the next one."""
 
     def rule(self, layer: PrunableWeight) -> Tensor:
         """A tensor made of the weight, with the gradient that the weight gets."""
@@ -60,7 +63,7 @@ class Thresholded(Method):
 
     def product(self, layer: PrunableWeight, state: State) -> Tensor:
         weight = wide(layer.weight.detach())
-        seen = self.shrunk(layer, weight, state["threshold"].to(weight) * self.unit(layer))
+        seen = self.shrunk(layer, weight, state["threshold"].to(weight) * self.unit(layer), state)
         return torch.where(layer.mask, seen, 0).to(layer.weight.dtype)
 
     def view(self, path: str, layer: PrunableWeight, state: State) -> Tensor:
@@ -73,8 +76,10 @@ class Thresholded(Method):
         super().update(context)
         pruned = [(layer.magnitude / self.unit(layer)).masked_fill(layer.mask, 0).amax() for layer in context.layers]
         context.state["threshold"].copy_(torch.stack(pruned).amax())
+        for layer in context.layers:
+            self.measure(layer, context.state)
 
-    # The state's threshold is changed in place, and nothing is read back.
+    # The state's tensors are changed in place, and nothing is read back.
     def loss_key(self, step: int) -> Hashable:
         return ()
 
