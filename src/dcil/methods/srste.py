@@ -28,7 +28,7 @@ class SRSTE(Method):
     from the first one on; all convolutions, the classifier dense. It also groups the three channels that the stem reads
     with those of the next position; here a layer whose inputs do not divide by M stays dense. Single weights follow the
     same rule without the pattern.
-    Protocol: masks every 16, the sparsity growing once per epoch, on the paper's prunable layers.
+    Protocol: the sparsity grows once per epoch, on the paper's prunable layers; masks after every step.
     On the same tensors, masks, values and gradients equal the original's bit for bit (where no two weights tie).
     """
 

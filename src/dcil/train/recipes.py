@@ -40,7 +40,7 @@ PROTOCOL: dict[str, dict[str, Any]] = {
     "st3": {"begin": 0.0, "classifier": False},
     "feather": {"classifier": False},
     "granet": {"every": 0, "classifier": False},
-    "srste": {"every": 16, "schedule": Cubic()},
+    "srste": {"schedule": Cubic()},
 }
 #: Methods whose originals clip the norm of all gradients together (on images). Without it, pruned weights that train
 #: straight through a threshold emptied whole layers of the digits recipe at 98 %.
