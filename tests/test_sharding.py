@@ -104,7 +104,15 @@ def test_groups_are_those_of_the_whole(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [("dcil", "before"), ("dcil", "after"), ("dpf", "net"), ("gmp", "root"), ("rigl", "after"), ("dcil", "tp")],
+    [
+        ("dcil", "before"),
+        ("dcil", "after"),
+        ("dpf", "net"),
+        ("gmp", "root"),
+        ("rigl", "after"),
+        ("granet", "after"),
+        ("dcil", "tp"),
+    ],
 )
 def test_two_processes_are_one(name, how, tmp_path):
     run(2, tmp_path, same_as_alone, name, how, STEPS)
@@ -267,7 +275,7 @@ class Mine(dcil.DPF):
 
 
 def refuses() -> None:
-    for name in ("sm", "dsr", "autoprune", "mil"):
+    for name in ("sm", "dsr", "autoprune", "mil", "st3", "feather", "topkast", "srste"):
         for how in ("before", "after", "tp"):
             with pytest.raises(UserError, match=r"must see whole weights.*DistributedDataParallel\(net\)"):
                 net, opt = build(name, how, 9, sparsity=0.0 if name == "mil" else 0.5)

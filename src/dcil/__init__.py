@@ -6,12 +6,13 @@ import warnings
 from typing import TYPE_CHECKING
 
 import dcil.startup  # noqa: F401  # first: the imports below take seconds
-from dcil.criteria import OBD, OBS, Criterion, Gradient, Magnitude, Taylor
+from dcil.criteria import LAMP, OBD, OBS, Criterion, Gradient, Magnitude, Taylor
 from dcil.ema import EMA
 from dcil.errors import Diverged, UserError
 from dcil.granularity import NM, Filter, Granularity, Weight
 from dcil.method import Method, StepContext
 from dcil.methods import (
+    ACDC,
     DCIL,
     DNS,
     DPF,
@@ -23,15 +24,20 @@ from dcil.methods import (
     SET,
     SFP,
     SM,
+    SRSTE,
+    ST3,
     AutoPrune,
     Dense,
+    Feather,
+    GraNet,
     L1Filter,
     OneShot,
     Rewind,
     RigL,
+    TopKAST,
 )
 from dcil.net import SparseNet
-from dcil.schedule import AtSteps, Constant, Cubic, Never, Phase, Schedule, Timeline
+from dcil.schedule import Alternating, AtSteps, Constant, Cubic, Never, Phase, Schedule, Timeline
 from dcil.scope import ERK, Global, Scope, Uniform
 from dcil.update import MaskObserver, Update
 
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ACDC",
     "DCIL",
     "DNS",
     "DPF",
@@ -49,6 +56,7 @@ __all__ = [
     "ERK",
     "FPGM",
     "GMP",
+    "LAMP",
     "METHODS",
     "MIL",
     "NM",
@@ -57,6 +65,9 @@ __all__ = [
     "SET",
     "SFP",
     "SM",
+    "SRSTE",
+    "ST3",
+    "Alternating",
     "AtSteps",
     "AutoPrune",
     "Constant",
@@ -64,8 +75,10 @@ __all__ = [
     "Cubic",
     "Dense",
     "Diverged",
+    "Feather",
     "Filter",
     "Global",
+    "GraNet",
     "Gradient",
     "Granularity",
     "L1Filter",
@@ -83,6 +96,7 @@ __all__ = [
     "StepContext",
     "Taylor",
     "Timeline",
+    "TopKAST",
     "Uniform",
     "Update",
     "UserError",

@@ -74,6 +74,27 @@ class Magnitude(Criterion):
 
 
 @dataclass(frozen=True)
+class LAMP(Criterion):
+    """w_u^2 / (sum of w_v^2 over the layer's weights that are not smaller), of weights in descending order (Lee, Park,
+    Mo, Ahn & Shin, "Layer-adaptive sparsity for the magnitude-based pruning", ICLR 2021).
+
+    A global ranking by it gives every layer a share of its own; each keeps its largest weight longest, with score 1.
+    Of equal weights the first is the larger. The original (github.com/jaeho-lee/layer-adaptive-sparsity) computes in
+    float32; its scores and masks are those on the same tensors but for its rounding.
+    """
+
+    recordable: ClassVar[bool] = True
+
+    def score(self, layer: PrunableWeight, state: State) -> Tensor:
+        size = layer.magnitude.double().flatten()
+        squares, order = (
+            (size / size.amax().clamp_min(torch.finfo(torch.double).tiny)).square().sort(descending=True, stable=True)
+        )
+        scores = squares / squares.cumsum(0).clamp_min(torch.finfo(torch.double).tiny)
+        return torch.empty_like(scores).scatter_(0, order, scores).view_as(layer.weight)
+
+
+@dataclass(frozen=True)
 class Gradient(Criterion):
     """|g|: what the loss gains at first order when the weight is moved (the DCIL authors' option ``grad``)."""
 

@@ -148,6 +148,18 @@ class AtSteps(Schedule):
 
 
 @dataclass(frozen=True)
+class Alternating(Schedule):
+    """Prune to the final sparsity and bring every weight back in turn, at the timeline's ``extra`` steps alone."""
+
+    def sparsity(self, step: int, time: Timeline) -> float:
+        done = sum(at <= step for at in time.extra)
+        return time.sparsity if done % 2 else 0.0 if done else time.initial
+
+    def due(self, step: int, time: Timeline) -> bool:
+        return step in time.extra
+
+
+@dataclass(frozen=True)
 class Never(Schedule):
     """Leave the masks as they are: dense training."""
 

@@ -91,7 +91,7 @@ def same_as_alone(folder: Path, name: str, network: str, sizes=SIZES, low_memory
             torch.testing.assert_close(state[key], value, rtol=1e-7, atol=1e-10, msg=lambda m, k=key: f"{k}: {m}")
 
 
-@pytest.mark.parametrize("name", ["dcil", "rigl", "set", "dsr", "sm", "dns", "obd", "autoprune"])
+@pytest.mark.parametrize("name", ["dcil", "rigl", "set", "dsr", "sm", "dns", "obd", "autoprune", "srste", "feather"])
 def test_two_processes_are_one(name, tmp_path):
     same_as_alone(tmp_path, name, "no-norm")
 

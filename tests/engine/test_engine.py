@@ -73,7 +73,7 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("model", ["wrn-10-1", "resnet8-digits"])
 @pytest.mark.parametrize("route", ["plain", "streams", "stacked", "low memory"])
-@pytest.mark.parametrize("method", ["dense", "dpf", "dcil", "dcil 0.3", "rigl"])
+@pytest.mark.parametrize("method", ["dense", "dpf", "dcil", "dcil 0.3", "rigl", "feather"])
 def test_engine_and_plain_loop_agree(method, route, model, device):
     """float32, one step from a state with pruned weights and momentum.
 
@@ -106,6 +106,16 @@ def test_engine_and_plain_loop_agree(method, route, model, device):
         # The other model has 12 channels, not a multiple of 8, and a stack has one input.
         stacked = method == "dcil" and route == "stacked" and model == "wrn-10-1"
         assert len(fast.engine.executor.programs) == (1 if stacked else 2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", ["srste", "topkast"])
+def test_a_gradient_beside_the_losss_is_not_lost(method, device):
+    """It is added to the weights themselves, past the views that a fused network would collect gradients from."""
+    plain = go(built(method, device, EngineSettings("eager", "fp32"), "wrn-10-1"), 1)
+    fast = go(built(method, device, EngineSettings("graph", "fp32"), "wrn-10-1"), 1)
+    assert isinstance(fast.engine.executor, PathExecutor)
+    assert distance(tensors(plain), tensors(fast)) < 1e-3
 
 
 def config_for(method: str) -> Config:

@@ -226,7 +226,7 @@ def test_equal_to_the_loop_by_hand(kind, optimizer, way):
 
 
 @ways
-@pytest.mark.parametrize("name", ["dense", "dpf", "gmp", "rigl", "sfp", "autoprune", "mil"])
+@pytest.mark.parametrize("name", ["dense", "dpf", "gmp", "rigl", "sfp", "autoprune", "mil", "feather", "srste"])
 def test_every_kind_of_method(name, way):
     device, settings = WAYS[way]
     unpruned = name in ("dense", "mil")

@@ -12,14 +12,17 @@ from networks import NETWORKS, batch
 from sklearn.datasets import load_digits
 
 from dcil import (
+    ACDC,
     DCIL,
     DPF,
     ERK,
     GMP,
+    LAMP,
     METHODS,
     NM,
     OBD,
     OBS,
+    SRSTE,
     Diverged,
     Filter,
     Global,
@@ -182,7 +185,7 @@ def test_an_unsupported_granularity_is_refused_by_name(name):
 
 
 @pytest.mark.parametrize("kind", [DCIL, DPF, GMP, OneShot])
-@pytest.mark.parametrize("criterion", [Gradient(), Taylor(), OBD(), OBS(block=8, samples=12)])
+@pytest.mark.parametrize("criterion", [LAMP(), Gradient(), Taylor(), OBD(), OBS(block=8, samples=12)])
 @pytest.mark.parametrize("granularity", [Weight(), Filter()])
 def test_every_criterion_in_every_magnitude_method(kind, criterion, granularity):
     method = kind(sparsity=0.6, steps=STEPS, every=5, criterion=criterion, granularity=granularity)
@@ -215,7 +218,7 @@ def test_every_network_can_be_trained(name, granularity):
 
 def test_pruned_weights_stay_zero_where_the_method_says_so():
     """Neither momentum nor weight decay brings them back by accident."""
-    for name in ("gmp", "rigl", "set", "fpgm", "oneshot", "rewind"):
+    for name in ("gmp", "rigl", "set", "fpgm", "oneshot", "rewind", "acdc", "granet"):
         method = build(name, METHODS[name].granularities[0]())
         net, opt = fresh(method)
 
@@ -228,7 +231,7 @@ def test_pruned_weights_stay_zero_where_the_method_says_so():
         go(net, opt, range(whole_run(method)), check)
 
 
-@pytest.mark.parametrize("kind", [DCIL, DPF, GMP])
+@pytest.mark.parametrize("kind", [DCIL, DPF, GMP, ACDC, SRSTE])
 @pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (1, 2), (3, 8)])
 def test_n_of_m(kind, n, m):
     method = kind(sparsity=1 - n / m, steps=STEPS, every=3, granularity=NM(n, m))

@@ -8,6 +8,7 @@ from pathlib import Path
 SRC = Path(__file__).parents[2] / "src" / "dcil"
 KERNEL = "tests/test_views.py tests/test_schedule.py tests/test_selection.py tests/test_method.py tests/test_net.py"
 METHODS = "tests/methods/test_by_hand.py tests/test_example.py"
+RIVALS = "tests/methods/test_rivals.py"
 RUNS = "tests/runs/test_durability.py tests/train/test_random_streams.py"
 RUNS += " tests/runs/test_file_lock.py"
 PATHS = "tests/test_net.py tests/test_batched_views.py tests/test_mutual_kl.py tests/test_bindings.py"
@@ -151,6 +152,28 @@ MUTANTS = [
     M("distillation.py", "F.log_softmax(student / temperature, dim=dim)", "F.log_softmax(student, dim=dim)"),
     M("methods/dcil.py", "step >= round(self.warmup * self.steps)", "step > round(self.warmup * self.steps)"),
     # drop and grow, momentum
+    # rivals: thresholds, phases, second sets
+    M("schedule.py", "if done % 2 else 0.0 if done", "if done % 2 else time.sparsity if done", RIVALS),
+    M("methods/thresholded.py", "return torch.where(layer.mask, seen, 0)", "return seen", RIVALS),
+    M("methods/thresholded.py", "torch.stack(pruned).amax()", "torch.stack(pruned).amin()", RIVALS),
+    M("methods/thresholded.py", "last=self.steps)", "last=self.steps - 1)", RIVALS),
+    M("methods/st3.py", ".clamp_min(0)\n", "\n", RIVALS),
+    M("methods/st3.py", "1 / math.sqrt(", "math.sqrt(", RIVALS),
+    M("methods/feather.py", "self.sparsity > 0.95", "self.sparsity >= 0.95", RIVALS),
+    M("methods/feather.py", "torch.where(threshold > 0,", "torch.where(threshold >= 0,", RIVALS),
+    M("methods/acdc.py", "            reset_state(context.optimizer, context.model)\n", "            pass\n", RIVALS),
+    M("methods/acdc.py", "min(max(1, round(", "min(max(0, round(", RIVALS),
+    M("methods/topkast.py", "] & ~layer.mask\n", "]\n", RIVALS),
+    M("methods/topkast.py", "self.penalty / (1 - self.sparsity)", "self.penalty / self.sparsity", RIVALS),
+    M("methods/granet.py", "largest_among(~stay,", "largest_among(~layer.mask,", RIVALS),
+    M(
+        "methods/granet.py",
+        "torch.where(layer.mask, self.criterion.score(layer, state), -1.0)",
+        "self.criterion.score(layer, state)",
+        RIVALS,
+    ),
+    M("methods/srste.py", "* ~layer.mask", "* layer.mask", RIVALS),
+    M("criteria.py", "squares / squares.cumsum(0)", "squares / squares.sum()", RIVALS),
     M("methods/drop_and_grow.py", "self.seed * 1_000_003 + context.step", "self.seed * 1_000_003"),
     M("methods/drop_and_grow.py", "layer.mask.logical_or_(new)", "layer.mask.logical_and_(new)"),
     M("optimizer_state.py", "value.shape == weight.shape", "value.shape != weight.shape"),

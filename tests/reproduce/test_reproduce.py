@@ -114,7 +114,7 @@ def test_cells_per_table():
         "warmup-imagenet": 4,
         "imagenet": 18,
         "fast-convergence": 18,  # 2 x (6 targets + dpf + dpf fine-tuned) + 2 dense
-        "beyond": 12,
+        "beyond": 58,  # dense + 3 x (17 methods + dcil without KL) + 3 shares of the batch
         "transformers": 58,  # 2 x (dense + 16 + 6 private) + an untied head: dense + 2 x 2 + a small one: 4 + 3 private
     }
 
@@ -142,6 +142,16 @@ def test_a_shortened_run_keeps_its_shape():
     config = RECIPES["cifar10-resnet20"]()
     config = replace(config, **scaled_epochs(config, 30))
     assert (config.epochs, config.target_epoch, config.milestones) == (30, 22, (15, 22))
+
+
+def test_beyond_has_every_method_of_weights_with_one_seed_and_the_shares_with_three():
+    cells = {cell.name: cell for cell in tables.cells_of("beyond")}
+    weights = {name for name, kind in dcil.METHODS.items() if kind.prunes and dcil.Weight in kind.granularities}
+    assert {f"{name}-{s}" for name in weights for s in (0.9, 0.95, 0.98)} <= set(cells)
+    assert cells["dcil-0.95-share0.125"].config(0).settings["super_share"] == 0.125
+    seeds = {name: tables.seeds_of(cell, ["beyond"]) for name, cell in cells.items()}
+    assert (seeds["feather-0.95"], seeds["sm-0.95"], seeds["dcil-0.95-share0.5"], seeds["dense"]) == (1, 1, 3, 3)
+    assert tables.seeds_of(cells["sm-0.95"], ["beyond", "cifar10-unstructured"]) == 3
 
 
 def test_filter():

@@ -71,6 +71,12 @@ SETTINGS = {
     "rewind": ["rounds", "to", "every"],
     "oneshot": ["at", "every"],
     "autoprune": ["lr", "every"],
+    "acdc": ["begin", "rounds", "last"],
+    "topkast": ["backward", "penalty", "every"],
+    "st3": ["sigma", "rescale", "scope"],
+    "feather": ["p", "theta", "criterion"],
+    "granet": ["drop", "drop_end", "every"],
+    "srste": ["decay", "schedule", "every"],
 }
 TEXTS = [*NUMBERS, "no", "yes", "obd", "magnitude", "erk", "never", "{}", "[]", "null", "1000000000", "-3"]
 #: Targets of --out that are no place to write to; {run} is a finished run, {file} a file, {folder} a full folder.

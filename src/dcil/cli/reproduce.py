@@ -67,7 +67,9 @@ def main(words: Sequence[str]) -> int:
 def add_options(parser: Parser) -> None:
     parser.add_argument("table", nargs="?", metavar="TABLE", help="the table to train (see --list)")
     parser.add_argument("--cells", metavar="FILTER", help="cells to train: parts of their names, or patterns with *")
-    parser.add_argument("--seeds", type=up_to(1000), default=3, metavar="N", help="runs per cell, seeds 0 to N-1 (3)")
+    parser.add_argument(
+        "--seeds", type=up_to(1000), metavar="N", help="runs per cell, seeds 0 to N-1 (3; of a method in beyond 1)"
+    )
     parser.add_argument("--budget", type=seconds, metavar="TIME", help="time limit such as 25m, 2h or 90s")
     parser.add_argument("--parallel", type=up_to(64), metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
     parser.add_argument(
@@ -114,8 +116,10 @@ def console() -> Console:
 
 def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
     """Train the runs without a record, cheapest first."""
-    cells = tables.cells_of_all(tables.parse_names(args.table), args.cells)
-    runs = [CellRun(cell, seed, out, args.epochs) for cell in cells for seed in range(args.seeds)]
+    names = tables.parse_names(args.table)
+    cells = tables.cells_of_all(names, args.cells)
+    seeds = {cell: args.seeds or tables.seeds_of(cell, names) for cell in cells}
+    runs = [CellRun(cell, seed, out, args.epochs) for cell in cells for seed in range(seeds[cell])]
     options = run_options(args, cells)
     estimate = Estimate(records.read_all(out), options.at_once, hardware(environment(args.device)))
     left = {run: estimate.seconds_left(run) for run in runs if not run.done}

@@ -23,8 +23,8 @@ MAIN_WARMUP = {"cifar10": 70, "cifar100": 70, "imagenet": 10}
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration; ``warmup``, ``target`` and ``finetune`` (epochs) and ``private`` (what each path has for
-    itself) are None or 0 where the main recipe holds."""
+    """One configuration; ``warmup``, ``target`` and ``finetune`` (epochs), ``private`` (what each path has for itself)
+    and ``share`` (of the batch that the super net takes) are None or 0 where the main recipe holds."""
 
     dataset: str
     model: str
@@ -36,6 +36,7 @@ class Cell:
     target: int | None = None
     finetune: int = 0
     private: str | None = None
+    share: float | None = None
 
     @property
     def name(self) -> str:
@@ -48,6 +49,8 @@ class Cell:
                 words.append(f"{word}{value}")
         if self.private is not None:
             words.append(f"private-{self.private}")
+        if self.share is not None:
+            words.append(f"share{self.share:g}")
         return "-".join(words)
 
     @property
@@ -91,6 +94,8 @@ class Cell:
             changes["settings"] = config.settings | {"kl": 0.0}
         if self.warmup is not None:
             changes["settings"] = config.settings | {"warmup": self.warmup / config.epochs}
+        if self.share is not None:
+            changes["settings"] = config.settings | {"super_share": self.share}
         config = replace(config, **changes)
         return config if epochs is None else replace(config, **scaled_epochs(config, epochs))
 

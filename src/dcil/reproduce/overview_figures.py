@@ -43,7 +43,8 @@ def pictures(compared: Sequence[Comparison], ours: Measurements, cells: Sequence
 
 def is_main(cell: Cell) -> bool:
     """Whether a cell is one of the main comparison: dense, DPF and DCIL by weights, the main recipe."""
-    plain = cell.kl and cell.warmup is None and cell.target is None and not cell.finetune and cell.private is None
+    plain = cell.kl and cell.warmup is None and cell.target is None and not cell.finetune
+    plain = plain and cell.private is None and cell.share is None
     return plain and cell.method in METHODS and cell.granularity == "weight" and not cell.is_transformer
 
 

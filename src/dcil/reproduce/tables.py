@@ -6,16 +6,24 @@ import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 
+from dcil import METHODS, Weight
 from dcil.errors import UserError, unknown
 from dcil.reproduce import paper
 from dcil.reproduce.cells import Cell, cell_for
 
-#: Not in the paper: DCIL without KL at both sparsities, and methods that the paper cites without training them.
+#: Not in the paper: all methods that prune single weights, and DCIL whose super net takes a share of the batch.
 BEYOND = "beyond"
-BEYOND_CELLS = tuple(
-    Cell("cifar10", "resnet20", method, sparsity, kl=kl)
-    for method, kl in (("dcil", False), ("gmp", True), ("set", True), ("rigl", True), ("sm", True), ("dsr", True))
-    for sparsity in (0.9, 0.95)
+R20 = ("cifar10", "resnet20")
+WEIGHT_METHODS = tuple(name for name, kind in METHODS.items() if kind.prunes and Weight in kind.granularities)
+BEYOND_METHODS = tuple(
+    Cell(*R20, method, sparsity, kl=kl)
+    for sparsity in (0.9, 0.95, 0.98)
+    for method, kl in (*((name, True) for name in WEIGHT_METHODS), ("dcil", False))
+)
+BEYOND_CELLS = (
+    Cell(*R20, "dense"),
+    *BEYOND_METHODS,
+    *(Cell(*R20, "dcil", 0.95, share=share) for share in (0.5, 0.25, 0.125)),
 )
 #: Not in the paper: transformers, and what in them should be private to each of DCIL's paths.
 TRANSFORMERS = "transformers"
@@ -73,6 +81,12 @@ def cells_of(table: str) -> list[Cell]:
     # Every cell is compared with its dense network, whether the table prints that one or not.
     cells |= dict.fromkeys(cell.dense for cell in list(cells))
     return list(cells)
+
+
+def seeds_of(cell: Cell, names: Iterable[str]) -> int:
+    """Return with how many seeds the tables ask for a cell: three, as in the paper; ``beyond`` one of each method."""
+    elsewhere = any(cell in cells_of(name) for name in names if name != BEYOND)
+    return 1 if cell in BEYOND_METHODS and not elsewhere else 3
 
 
 def cells_for(number: paper.PrintedNumber) -> list[Cell]:

@@ -11,9 +11,11 @@ from typing import Any
 
 from dcil import (
     ERK,
+    LAMP,
     NM,
     OBD,
     OBS,
+    Alternating,
     AtSteps,
     Constant,
     Criterion,
@@ -38,6 +40,7 @@ from dcil.scope import UniformFloor
 GRANULARITIES: dict[str, Granularity] = {"weight": Weight(), "filter": Filter()}
 CRITERIA: dict[str, Criterion] = {
     "magnitude": Magnitude(),
+    "lamp": LAMP(),
     "gradient": Gradient(),
     "taylor": Taylor(),
     "obd": OBD(),
@@ -55,6 +58,7 @@ SCHEDULES: dict[str, Schedule] = {
     "constant": Constant(),
     "at-steps": AtSteps(),
     "stretched": Stretched(),
+    "alternating": Alternating(),
     "never": Never(),
 }
 #: Type of a setting whose values have names, on the command line and in config.json -> name -> value.

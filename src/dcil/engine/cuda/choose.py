@@ -47,6 +47,8 @@ def may_be_fused(net: SparseNet, settings: EngineSettings, x: Tensor) -> bool:
         return False  # without its kernels the fused network would be slower
     if x.dim() != 4 or not x.is_floating_point():
         return False
+    if net.method.adds_gradient:  # to the weights, past the views whose gradients the fused network adds up
+        return False
     trained = all(layer.weight.requires_grad for layer in net.layers)
     plain = all(p.dtype == torch.float32 and not p.is_sparse for p in net.parameters())
     return trained and plain and any(isinstance(m, nn.Conv2d) for m in net.model.modules())
