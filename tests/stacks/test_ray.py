@@ -139,7 +139,8 @@ def test_failures_are_lines_and_the_other_runs_go_on(tmp_path, capfd):
 
 
 def test_an_address_without_a_cluster_is_one_line(tmp_path, capfd):
-    assert main(["sweep", *RUN, "--on", "ray:127.0.0.1:1", "--out", str(tmp_path / "runs")]) == 2
-    assert "must name a Ray cluster that can be reached" in capfd.readouterr().err
+    for address in ("127.0.0.1:1", "nonsense", "auto"):
+        assert main(["sweep", *RUN, "--on", f"ray:{address}", "--out", str(tmp_path / "runs")]) == 2
+        assert "must name a Ray cluster that can be reached" in capfd.readouterr().err
     assert main(["sweep", *RUN, "--on", "ray:ray://127.0.0.1:1", "--out", str(tmp_path / "runs")]) == 2
     assert "--on ray:auto" in capfd.readouterr().err

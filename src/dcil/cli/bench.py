@@ -62,6 +62,21 @@ def bench_train(words: Sequence[str]) -> int:
     return 0
 
 
+def bench_grid(words: Sequence[str]) -> int:
+    parser = Parser(
+        "dcil bench grid", "Time what a grid costs besides training: 1,000 trivial runs on a local Ray cluster."
+    )
+    parser.add_argument("--runs", type=up_to(100_000), default=1000, help="runs on Ray (1000)")
+    parser.add_argument("--alone", type=up_to(1000), default=50, help="runs in this process, before and after (50)")
+    parser.add_argument("--out", type=filepath, default=Path("benchmarks/grid.json"), help="JSON of all numbers")
+    args = parser.parse(words)
+    check_output(args.out)
+    from dcil.bench import grid  # here: Ray need not be installed
+
+    grid.run(args.runs, args.alone, args.out)
+    return 0
+
+
 def numbers_of_runs(text: str) -> tuple[int, ...]:
     """Read comma-separated numbers of runs, or none."""
     return () if text == "none" else each_up_to(64)(text)
@@ -79,6 +94,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "step": bench_step,
     "train": bench_train,
     "infer": bench_infer,
+    "grid": bench_grid,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ except ImportError as error:
     raise missing_extra("ray", "ray") from error
 
 OBJECT_STORE = 128 * 2**20  # bytes: nothing of ours is stored there
-LOCAL = "local"
+LOCAL, AUTO = "local", "auto"
+PATIENCE = 10.0  # seconds to reach an address
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,7 @@ def connected(address: str | None, cpus: int | None = None) -> Iterator[None]:
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **(own if address == LOCAL else {}))
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"--on must name a Ray cluster that can be reached from here, {address} cannot: {line}; --on ray starts "
-            "one on this machine"
-        ) from None
+        raise unreachable(address, (str(error).splitlines() or [type(error).__name__])[0]) from None
     try:
         yield
     finally:
@@ -67,12 +65,26 @@ def connected(address: str | None, cpus: int | None = None) -> Iterator[None]:
 
 
 def check_address(address: str) -> None:
-    """Refuse addresses of Ray's client, which runs nothing where the runs are planned and read."""
+    """Refuse addresses where nobody listens, which Ray would try for minutes, and those of Ray's client, which runs
+    nothing where the runs are planned and read."""
     if "://" in address:
         raise UserError(
             f"--on must be ray or ray:HOST:PORT, got the address {address}; give the command to a node of the cluster, "
             "with --on ray:auto"
         )
+    if address not in (LOCAL, AUTO):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+        except (OSError, ValueError) as error:
+            raise unreachable(address, str(error)) from None
+
+
+def unreachable(address: str, problem: str) -> UserError:
+    return UserError(
+        f"--on must name a Ray cluster that can be reached from here, {address} cannot: {problem}; --on ray starts one "
+        "on this machine"
+    )
 
 
 def device_of_cluster() -> torch.device:
