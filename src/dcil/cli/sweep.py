@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from dcil import data
-from dcil.cli import on_ray, report
+from dcil.cli import on_ray, report, search
 from dcil.cli.parser import Parser, filepath, say, seconds, up_to
 from dcil.cli.streams import complain
 from dcil.cli.train import add_options, engine_settings, options_of
@@ -45,6 +45,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--parallel", type=up_to(64), metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
     parser.add_argument("--budget", type=seconds, metavar="TIME", help="time limit such as 25m, 2h or 90s")
     on_ray.add_options(parser)
+    search.add_options(parser)
     args = parser.parse(words)
     budget = Budget.of(args.budget)
     on_ray.check(args)
@@ -56,6 +57,10 @@ def main(words: Sequence[str]) -> int:
     for option, field in AXES.items():
         if field in axes and hasattr(args, field):
             raise UserError(f"--{option} lists the values of --{field}; give one of the two")
+    if args.search:
+        if axes or args.list:
+            raise UserError("--search draws the runs; give it, or --list, or the values of a grid")
+        return search.run(Console(), args, options_of(args), budget)
     if axes and args.list:
         raise UserError(f"--list names every run; give it or --{next(o for o, f in AXES.items() if f in axes)}")
     wanted = read_list(args.list) if args.list else grid(axes)

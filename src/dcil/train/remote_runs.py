@@ -61,14 +61,11 @@ def to_text(run: PlannedRun, place: Place, checkpoint_minutes: float) -> str:
 def train_text(text: str, progress: Progress) -> None:
     """Train the run that ``text`` describes in its folder, from its checkpoint if there is one."""
     given = json.loads(text)
-    place = Place.of(given["place"])
-    train(
-        from_record(given["config"]),
-        RunFolder(Path(given["folder"])),
-        place.data_dir,
-        torch.device(place.device),
-        progress,
-        place.settings,
-        load_once,
-        checkpoint_minutes=given["checkpoint_minutes"],
-    )
+    folder, minutes = RunFolder(Path(given["folder"])), given["checkpoint_minutes"]
+    train_at(Place.of(given["place"]), from_record(given["config"]), folder, progress, minutes)
+
+
+def train_at(place: Place, config: Config, folder: RunFolder, progress: Progress, checkpoint_minutes: float) -> None:
+    """Train ``config`` in ``folder``, with a data set that is loaded once in a process."""
+    where = place.data_dir, torch.device(place.device)
+    train(config, folder, *where, progress, place.settings, load_once, checkpoint_minutes=checkpoint_minutes)
