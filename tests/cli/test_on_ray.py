@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import dcil.integrations
 from dcil.cli import main
 from dcil.engine import EngineSettings
 from dcil.errors import UserError
@@ -47,9 +48,11 @@ def test_wrong_input_is_one_line(tmp_path, monkeypatch, capsys, words, said):
 
 def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
-    for name in ("ray", "ray_cluster"):
+    for name in ("ray", "ray_cluster", "ray_search"):
         monkeypatch.delitem(sys.modules, f"dcil.integrations.{name}", raising=False)
-    for words in (["sweep", *QUICK, "--out", str(tmp_path / "a")], ["reproduce", "beyond", "--out", str(tmp_path)]):
+        monkeypatch.delattr(dcil.integrations, name, raising=False)
+    sweep = ["sweep", *QUICK, "--out", str(tmp_path / "a")]
+    for words in (sweep, [*sweep, "--search", "lr=0.1..1"], ["reproduce", "beyond", "--out", str(tmp_path)]):
         assert main([*words, "--on", "ray"]) == 2
         assert capsys.readouterr().err == "dcil: ray must be installed for this: pip install 'dcil[ray]'\n"
     assert not list(tmp_path.iterdir())

@@ -21,7 +21,9 @@ from dcil.cli import main, on_ray
 from dcil.integrations import ray_cluster
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.session import CellRun, RunOptions
+from dcil.runs.folder import RunFolder
 from dcil.train.budget import Budget
+from dcil.train.search_record import COMPLETE, STOPPED, read
 
 TREE = Path(__file__).parents[2]
 RUN = ["--batch", "300", "--device", "cpu", "--checkpoint-minutes", "0.01"]
@@ -136,6 +138,30 @@ def test_failures_are_lines_and_the_other_runs_go_on(tmp_path, capfd):
     assert main(["sweep", *RUN, *words]) == 1
     assert (tmp_path / "runs" / "tame" / "summary.json").exists()
     assert "wild failed" in (err := capfd.readouterr().err) and "must be finite" in err and "Traceback" not in err
+
+
+def test_a_search_stops_the_worst_and_goes_on_where_it_was_stopped(tmp_path, capfd):
+    words = ["sweep", *RUN, "--on", "ray", "--parallel", "2", "--epochs", "4", "--out", str(tmp_path), "--grace", "1"]
+    words += ["--search", "lr=0.0001..0.3:log", "--search", "method=dpf,gmp", "--search", "target_epoch=1,2"]
+    assert main([*words, "--trials", "4"]) == 0
+    assert "4 trials: " in capfd.readouterr().out
+    record = read(tmp_path)
+    assert record is not None and {trial.ended for trial in record.trials} == {COMPLETE, STOPPED}
+    before = {trial.name: json.loads((tmp_path / trial.name / "config.json").read_text()) for trial in record.trials}
+    for trial in record.trials:
+        folder = RunFolder(tmp_path / trial.name)
+        assert len(folder.metrics()) >= trial.epochs
+        assert (folder.summary() is not None) == (trial.ended == COMPLETE)
+        assert before[trial.name]["lr"] == trial.values["lr"]
+    assert main([*words, "--trials", "6"]) == 0
+    assert "6 trials: " in capfd.readouterr().out
+    after = read(tmp_path)
+    assert after is not None and [t.values for t in after.trials[:4]] == [t.values for t in record.trials]
+    assert len(list(tmp_path.glob("trial-*"))) == len(after.trials) == 6
+    page = (tmp_path / "report.html").read_text()
+    assert "The search" in page and "Which settings matter" in page
+    assert main([*words, "--search", "momentum=0..0.9"]) == 2
+    assert "is of a search with space" in capfd.readouterr().err
 
 
 def test_an_address_without_a_cluster_is_one_line(tmp_path, capfd):

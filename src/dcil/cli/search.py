@@ -35,12 +35,19 @@ def add_options(parser: Parser) -> None:
     )
 
 
+def check(args: argparse.Namespace) -> None:
+    """Refuse options that only a search has."""
+    for name in ("trials", "grace"):
+        if not args.search and getattr(args, name) is not None:
+            raise UserError(f"--{name} is for --search; drop it")
+
+
 def run(console: Console, args: argparse.Namespace, options: Options, budget: Budget) -> int:
     """Search, print and report; return the exit code."""
-    from dcil.integrations.ray_search import Search, search_on_ray  # here: Ray need not be installed
-
     if args.on is None:
         raise UserError("--search runs on Ray: give --on ray as well, which starts a cluster on this machine")
+    from dcil.integrations.ray_search import Search, search_on_ray  # here: Ray need not be installed
+
     space = parse_space(args.search, options)
     check_space(space, options, args.recipe)
     config = config_with({axis.name: axis.ends[0] for axis in space}, options, args.recipe)

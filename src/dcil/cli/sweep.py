@@ -49,6 +49,7 @@ def main(words: Sequence[str]) -> int:
     args = parser.parse(words)
     budget = Budget.of(args.budget)
     on_ray.check(args)
+    search.check(args)
     if args.out is None:
         raise UserError("--out is missing: the folder for the runs")
     axes = {

@@ -92,4 +92,6 @@ def read(out: Path) -> SearchRecord | None:
         found = unsealed(found)
         if found.pop("format") != FORMAT:
             raise ValueError(f"its format must be {FORMAT!r}")
+        if any(trial["values"].keys() != found["space"].keys() for trial in found["trials"]):
+            raise ValueError("every trial must have a value for each setting")
         return SearchRecord(**found | {"trials": [Trial(**trial) for trial in found["trials"]]})
