@@ -152,6 +152,7 @@ def test_a_search_stops_the_worst_and_goes_on_where_it_was_stopped(tmp_path, cap
         folder = RunFolder(tmp_path / trial.name)
         assert len(folder.metrics()) >= trial.epochs
         assert (folder.summary() is not None) == (trial.ended == COMPLETE)
+        assert not folder.leftovers()
         assert before[trial.name]["lr"] == trial.values["lr"]
     assert main([*words, "--trials", "6"]) == 0
     assert "6 trials: " in capfd.readouterr().out
@@ -162,6 +163,17 @@ def test_a_search_stops_the_worst_and_goes_on_where_it_was_stopped(tmp_path, cap
     assert "The search" in page and "Which settings matter" in page
     assert main([*words, "--search", "momentum=0..0.9"]) == 2
     assert "is of a search with space" in capfd.readouterr().err
+
+
+def test_ctrl_c_ends_a_search(tmp_path):
+    words = ["--search", "lr=0.01..0.1", "--grace", "300", "--epochs", "300", "--trials", "3", "--out", tmp_path]
+    process = command("sweep", *RUN, "--on", "ray", "--parallel", "2", *words)
+    wait_for(2, "*/checkpoint.json", tmp_path, process)
+    os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "the same command again" in said and "Traceback" not in said
+    assert read(tmp_path) is not None and not list(tmp_path.glob(".ray*"))
 
 
 def test_an_address_without_a_cluster_is_one_line(tmp_path, capfd):

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -74,6 +75,16 @@ def search_on_ray(search: Search, share: Share, budget: Budget, console: Console
             raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+            tidy(search)
+
+
+def tidy(search: Search) -> None:
+    """Remove what Tune left when it ended trials in the middle of a write."""
+    for trial in search.record.trials:
+        folder = RunFolder(search.out / trial.name)
+        if folder.leftovers():
+            with suppress(UserError), folder.locked():  # one that is still ending
+                folder.tidy()
 
 
 def tuner(search: Search, share: Share, budget: Budget, watcher: Watcher, text: str, scratch: Path) -> Any:
