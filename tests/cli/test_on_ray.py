@@ -16,7 +16,7 @@ import dcil.integrations
 from dcil.cli import main
 from dcil.engine import EngineSettings
 from dcil.errors import UserError
-from dcil.integrations.ray_worker import Terms, check_worker, stopped_by_interrupt, terms_text, work
+from dcil.integrations.ray_worker import FAILED, UNFIT, Terms, check_worker, stopped_by_interrupt, terms_text, work
 from dcil.runs.file_lock import LockHeld, exclusive, is_held
 from dcil.runs.folder import RunFolder
 from dcil.runs.progress import Progress
@@ -89,10 +89,11 @@ def terms(folder: Path, **changes: object) -> str:
 
 
 def test_a_worker_refuses_storage_of_its_own_locks_that_do_not_hold_and_another_version(tmp_path):
-    assert "does not see" in work(None, "", terms(tmp_path), 0)
+    kind, line = work(None, "", terms(tmp_path), 0)
+    assert kind == UNFIT and "does not see" in line
     (tmp_path / ".witness").touch()
-    assert "whose locks hold on all nodes" in work(None, "", terms(tmp_path), 0)
-    assert "must have dcil 0.0 as the command has" in work(None, "", terms(tmp_path, version="0.0"), 0)
+    assert "whose locks hold on all nodes" in work(None, "", terms(tmp_path), 0)[1]
+    assert "must have dcil 0.0 as the command has" in work(None, "", terms(tmp_path, version="0.0"), 0)[1]
     with exclusive(tmp_path / ".witness", ""):
         check_worker(Terms(str(tmp_path / ".witness"), 1))
     with pytest.raises(UserError, match="does not see"):
@@ -108,8 +109,8 @@ def test_a_worker_returns_failures_as_lines_and_stops_at_the_deadline(tmp_path):
         raise AssertionError("the deadline is over")
 
     with exclusive(tmp_path / ".witness", ""):
-        assert work(fails, "", terms(tmp_path), 0) == "ZeroDivisionError: by zero"
-        assert work(stops, "", terms(tmp_path, deadline=time.time() - 1), 0) == ""
+        assert work(fails, "", terms(tmp_path), 0) == (FAILED, "ZeroDivisionError: by zero")
+        assert work(stops, "", terms(tmp_path, deadline=time.time() - 1), 0) == ("", "")
 
 
 def test_a_worker_waits_for_the_lock_of_one_that_is_gone(tmp_path):
@@ -121,8 +122,8 @@ def test_a_worker_waits_for_the_lock_of_one_that_is_gone(tmp_path):
             raise LockHeld("one process at a time")
 
     with exclusive(tmp_path / ".witness", ""):
-        assert work(locked, "", terms(tmp_path), 0) == "one process at a time"
-        assert work(locked, "", terms(tmp_path), 60) == "" and len(tries) == 3
+        assert work(locked, "", terms(tmp_path), 0) == (FAILED, "one process at a time")
+        assert work(locked, "", terms(tmp_path), 60) == ("", "") and len(tries) == 3
 
 
 def test_an_interrupt_lets_a_task_end_between_two_steps():
@@ -148,4 +149,4 @@ def test_stopped_is_no_failure(tmp_path):
         raise Stopped
 
     with exclusive(tmp_path / ".witness", ""):
-        assert work(stopped, "", terms(tmp_path), 0) == ""
+        assert work(stopped, "", terms(tmp_path), 0) == ("", "")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from dcil.cli import main, on_ray
+from dcil.errors import UserError
+from dcil.integrations import ray as ray_grid
 from dcil.integrations import ray_cluster
+from dcil.integrations.ray_worker import Terms
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.session import CellRun, RunOptions
 from dcil.runs.folder import RunFolder
@@ -119,7 +123,7 @@ def test_the_budget_ends_a_grid_that_the_same_command_resumes(tmp_path, capfd):
     assert len(list(tmp_path.glob("*/checkpoint.json"))) == 1  # at most one at once
 
 
-def test_cells_are_recorded_and_tidied_up(tmp_path):
+def test_cells_are_recorded_and_tidied_up(tmp_path, monkeypatch):
     runs = [CellRun(Cell("digits", "resnet8-digits", method, 0.9), 0, tmp_path, 2) for method in ("dpf", "gmp")]
     with ray_cluster.connected("", 1):
         options, share = RunOptions(tmp_path, torch.device("cpu")), ray_cluster.Share()
@@ -127,6 +131,9 @@ def test_cells_are_recorded_and_tidied_up(tmp_path):
         assert on_ray.reproduce(*args, tidy=True) == {}
         assert all(run.done for run in runs) and not list(tmp_path.rglob("checkpoint*"))
         assert on_ray.reproduce(*args, tidy=True) == {}  # as when another command has recorded them
+        monkeypatch.setattr(ray_grid, "Terms", partial(Terms, version="0.0"))
+        with pytest.raises(UserError, match="as the command has, has"):  # no run is worth a try there
+            on_ray.reproduce(*args, tidy=True)
     record = json.loads(runs[0].record.read_text())
     assert record["cell"] == runs[0].cell.id and len(record["epochs"]["top1"]) == 2
 
@@ -177,7 +184,7 @@ def test_ctrl_c_ends_a_search(tmp_path):
 
 
 def test_an_address_without_a_cluster_is_one_line(tmp_path, capfd):
-    for address in ("127.0.0.1:1", "nonsense", "auto"):
+    for address in ("127.0.0.1:1", "nonsense"):
         assert main(["sweep", *RUN, "--on", f"ray:{address}", "--out", str(tmp_path / "runs")]) == 2
         assert "must name a Ray cluster that can be reached" in capfd.readouterr().err
     assert main(["sweep", *RUN, "--on", "ray:ray://127.0.0.1:1", "--out", str(tmp_path / "runs")]) == 2

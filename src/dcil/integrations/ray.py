@@ -20,7 +20,7 @@ from rich.console import Console
 
 from dcil.errors import UserError, missing_extra
 from dcil.integrations.ray_cluster import Share, capacity
-from dcil.integrations.ray_worker import Terms, Work, terms_text, work
+from dcil.integrations.ray_worker import UNFIT, Terms, Work, terms_text, work
 from dcil.runs.file_lock import exclusive, is_held
 from dcil.runs.folder import RunFolder
 from dcil.runs.progress import Board, Progress
@@ -104,8 +104,7 @@ class Grid:
                 self.look()
             while self.waiting and len(self.tasks) < self.room:
                 job = self.waiting.popleft()
-                patience = PATIENCE if job.name in self.losses else 0.0
-                self.tasks[train.remote(job.work, job.text, self.terms, patience)] = job
+                self.tasks[train.remote(job.work, job.text, self.terms, PATIENCE)] = job
             done, _ = ray.wait(list(self.tasks), timeout=POLL)
             for ref in done:
                 self.collect(ref)
@@ -127,7 +126,9 @@ class Grid:
         """Take the end of a task: the run's, its failure, or the loss of its worker."""
         job = self.tasks.pop(ref)
         try:
-            failure: str = ray.get(ref)
+            kind, failure = ray.get(ref)
+            if kind == UNFIT:  # it would take one run after the other
+                raise UserError(failure)
         except TaskCancelledError:
             return
         except RayTaskError as error:

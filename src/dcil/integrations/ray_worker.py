@@ -27,6 +27,8 @@ from dcil.train.parallel import Stopped, reason
 
 #: Trains a run that is given as text.
 Work = Callable[[str, Progress], None]
+#: What a task returns: the run failed, or this machine cannot train any.
+FAILED, UNFIT = "failed", "unfit"
 POLL = 1.0  # seconds between two tries to lock a run folder
 
 
@@ -46,8 +48,8 @@ class Terms:
     version: str = dcil.__version__
 
 
-def work(function: Work, text: str, terms: str, patience: float) -> str:
-    """Train one run; return why it failed, an empty text if it did not.
+def work(function: Work, text: str, terms: str, patience: float) -> tuple[str, str]:
+    """Train one run; return FAILED or UNFIT and the reason, two empty texts if neither was the case.
 
     A run whose folder is locked is tried again for ``patience`` seconds: a file server takes a while to notice that the
     machine with the lock is gone. Only text crosses the wire, both ways.
@@ -56,6 +58,9 @@ def work(function: Work, text: str, terms: str, patience: float) -> str:
     budget = Budget(math.inf if given.deadline is None else given.deadline, time.time)
     try:
         check_worker(given)
+    except UserError as error:
+        return UNFIT, reason(error)
+    try:
         torch.set_num_threads(given.threads)
         keep_freed_memory()
         with stopped_by_interrupt(budget.over):
@@ -65,12 +70,12 @@ def work(function: Work, text: str, terms: str, patience: float) -> str:
     except Stopped:
         pass
     except Exception as error:  # its traceback could not be read without our classes
-        return reason(error)
+        return FAILED, reason(error)
     finally:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # the next run, and those of others, need it
             gc.collect()
             torch.cuda.empty_cache()
-    return ""
+    return "", ""
 
 
 def terms_text(terms: Terms) -> str:
