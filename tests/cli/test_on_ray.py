@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import dcil.integrations
 from dcil.cli import main
@@ -19,7 +21,7 @@ from dcil.errors import UserError
 from dcil.integrations.ray_worker import FAILED, UNFIT, Terms, check_worker, stopped_by_interrupt, terms_text, work
 from dcil.runs.file_lock import LockHeld, exclusive, is_held
 from dcil.runs.folder import RunFolder
-from dcil.runs.progress import Progress
+from dcil.runs.progress import Board, Progress
 from dcil.train.parallel import Stopped
 from dcil.train.plan import PlannedRun, new_config
 from dcil.train.recipes import RECIPES
@@ -142,6 +144,18 @@ def test_a_lock_is_seen_as_held_and_looking_takes_it_from_nobody(tmp_path):
         assert is_held(file) and is_held(file)
     file.touch()
     assert not is_held(file)
+
+
+def test_the_display_has_a_bar_for_all_runs_and_one_for_each_that_is_trained():
+    with Board(Console(force_terminal=True, file=io.StringIO(), width=100), 3) as board:
+        show = board.begin("[a]", 4)
+        show(1, 0.5, None)
+        assert board.bars is not None
+        everything, one = board.bars.tasks
+        assert (everything.total, one.completed, one.description) == (3, 1.5, "[a]")
+        board.end("[a]")
+        board.end("never shown")
+        assert [(task.description, task.completed) for task in board.bars.tasks] == [("runs", 2)]
 
 
 def test_stopped_is_no_failure(tmp_path):

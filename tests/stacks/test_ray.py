@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from ray.cluster_utils import Cluster
+from ray.exceptions import WorkerCrashedError
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -181,6 +182,19 @@ def test_ctrl_c_ends_a_search(tmp_path):
     assert process.returncode == 130, said
     assert "the same command again" in said and "Traceback" not in said
     assert read(tmp_path) is not None and not list(tmp_path.glob(".ray*"))
+
+
+def test_a_run_is_given_up_when_it_loses_its_worker_again_and_again_at_the_same_place(tmp_path):
+    run = CellRun(Cell("digits", "resnet8-digits", "dpf", 0.9), 0, tmp_path)
+    losses = ray_grid.Losses(ray_grid.Job("a", run.folder, 1, print, ""))
+    error = WorkerCrashedError()
+    assert [losses.another(error) for _ in range(2)] == ["", ""]
+    run.folder.path.mkdir(parents=True)
+    (run.folder.path / "checkpoint.json").write_text("further")
+    assert [losses.another(error) for _ in range(2)] == ["", ""]
+    assert losses.another(error) == (
+        "its worker was lost 3 times without a checkpoint in between, last by worker crashed"
+    )
 
 
 def test_an_address_without_a_cluster_is_one_line(tmp_path, capfd):

@@ -136,7 +136,8 @@ class Grid:
         except RayError as error:
             failure = self.losses.setdefault(job.name, Losses(job)).another(error)
             if not failure:
-                self.console.print(f"{job.name}: its worker is lost ({named(error)}); another one takes it up")
+                line = f"{job.name}: its worker is lost ({named(error)}); another one takes it up"
+                self.console.print(line, markup=False, highlight=False, soft_wrap=True)
                 self.waiting.appendleft(job)
                 return
         if failure:
