@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dcil.report.formatting import NONE, number
 from dcil.report.measure import ACCURACY, LOSS, Measure
 from dcil.report.page import Block, Heading, Paragraph, Picture, Table, TableRow
-from dcil.report.theme import COLOURS, is_narrow, picture
+from dcil.report.theme import COLOURS, is_narrow, log_ticks, picture
 from dcil.runs.printable import printable
 from dcil.runs.read import RecordedRun
 from dcil.train.search_record import COMPLETE, FAILED, STOPPED, SearchRecord, Trial, read
@@ -25,10 +25,11 @@ MOST_PANELS = 6
 
 @dataclass(frozen=True)
 class Scored:
-    """A trial with its score after each epoch; higher is better, whatever it is measured by."""
+    """A trial with its score after each epoch, of which higher is better, and its sparsity after the last."""
 
     trial: Trial
     scores: tuple[float, ...]
+    sparsity: float | None = None
 
     def at(self, epoch: int) -> float:
         """Return the score after ``epoch`` epochs, or after the last one before; a failed trial is the worst."""
@@ -54,7 +55,8 @@ def blocks(runs: Sequence[RecordedRun]) -> list[Block]:
         return []
     measure = ACCURACY if record.score == "top1" else LOSS
     by_name = {run.folder.name: run for run in runs}
-    found = [Scored(t, scores(by_name[t.name], measure)) for t in record.trials if t.name in by_name]
+    begun = [(trial, by_name[trial.name]) for trial in record.trials if trial.name in by_name]
+    found = [Scored(trial, scores(run, measure), run.sparsity) for trial, run in begun]
     found.sort(key=lambda one: (one.trial.ended == COMPLETE, one.at(one.trial.epochs)), reverse=True)
     page: list[Block] = [Heading("The search"), Paragraph(lead(record)), trials_table(record, found, measure)]
     if len(found) >= FEWEST:
@@ -80,19 +82,20 @@ def lead(record: SearchRecord) -> str:
 
 def trials_table(record: SearchRecord, found: Sequence[Scored], measure: Measure) -> Table:
     """Return the trials, the best first."""
-    headings = ("Trial", *record.space, "Ended", measure.title)
+    headings = ("Trial", "Ended", *record.space, "Sparsity", measure.title)
     rows = [
         TableRow(
             (
                 printable(one.trial.name),
-                *(shown(one.trial.values[name]) for name in record.space),
                 ended(one.trial),
+                *(shown(one.trial.values[name]) for name in record.space),
+                NONE if one.sparsity is None else f"{100 * one.sparsity:.4g} %",
                 number(abs(one.scores[-1]), measure.digits) if one.scores and one.at(10**9) > float("-inf") else NONE,
             )
         )
         for one in found
     ]
-    return Table(tuple(map(printable, headings)), tuple(rows), 1)
+    return Table(tuple(map(printable, headings)), tuple(rows), 2)
 
 
 def ended(trial: Trial) -> str:
@@ -168,7 +171,7 @@ def values(record: SearchRecord, found: Sequence[Scored], measure: Measure) -> P
                 face = COLOURS[0] if complete else "none"
                 axes.plot(x, y, "o", color=COLOURS[0], markerfacecolor=face, markersize=5)
             if record.space[name].endswith(":log"):
-                axes.set_xscale("log")
+                log_ticks(axes)
             axes.set_xlabel(printable(name))
         panels[0].set_ylabel(f"last {measure.axis}")
 
