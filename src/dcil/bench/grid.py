@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +30,26 @@ from dcil.train.sweep import grid, plan_sweep
 
 #: One step on the digits, and its evaluation.
 TRIVIAL = {"method": "gmp", "epochs": 1, "batch": 1437}
+BATCH = 50  # runs of a round
 
 
-def run(runs: int, alone: int, out: Path) -> None:
-    """Measure and print; ``alone`` runs are trained here before the others and as many after."""
+def run(runs: int, out: Path) -> None:
+    """Measure and print. A tenth as many runs are trained here, in turns with the others: what else the machine does
+    then slows both."""
     console = Console(soft_wrap=True)
-    found: dict[str, Any] = {"runs": runs, "alone": 2 * alone}
+    found: dict[str, Any] = {"runs": runs}
     keep_freed_memory()
     torch.set_num_threads(Share().cpus)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
-        before = train_here(plan(base / "before", alone))
+        here, planned = plan(base / "here", -(-runs // 10)), plan(base / "runs", runs, found, "plan_seconds")
         begun = time.perf_counter()
         with connected("local", 1):
             found["cluster_seconds"] = time.perf_counter() - begun
-            run_jobs([job(one) for one in plan(base / "warm", 1)], base)  # the worker imports torch
+            train_here(plan(base / "warm", 1))
+            run_jobs([job(one) for one in plan(base / "warm-ray", 1)], base)  # the worker imports torch
             found["nothing_ms"] = 1000 * timed(lambda: run_jobs(idle_jobs(base, runs), base)) / runs
-            planned = plan(base / "runs", runs, found, "plan_seconds")
-            found["ray_ms"] = 1000 * timed(lambda: run_jobs([job(one) for one in planned], base / "runs")) / runs
-        after = train_here(plan(base / "after", alone))
-        found["alone_ms"] = 1000 * (before + after) / (2 * alone)
-        found["overhead_ms"] = found["ray_ms"] - found["alone_ms"]
+            found |= in_turns(here, planned, base / "runs")
         found["complete"] = sum(one.folder.summary() is not None for one in planned)
         plan(base / "runs", runs, found, "plan_again_seconds")
         folders = [one.folder.path for one in planned]
@@ -60,6 +61,20 @@ def run(runs: int, alone: int, out: Path) -> None:
     for name, value in found.items():
         console.print(f"{name:20} {value}", highlight=False)
     console.print(f"written: {out}", highlight=False)
+
+
+def in_turns(here: Sequence[PlannedRun], planned: Sequence[PlannedRun], out: Path) -> dict[str, float]:
+    """Return the medians over rounds of the time of a run here, on Ray, and of their difference, in ms."""
+    rounds = []
+    for start in range(0, len(planned), BATCH):
+        alone, tasks = here[start // 10 : (start + BATCH) // 10], [job(one) for one in planned[start : start + BATCH]]
+        alone_ms = 1000 * train_here(alone) / len(alone)
+        rounds.append((alone_ms, 1000 * timed(partial(run_jobs, tasks, out)) / len(tasks)))
+    return {
+        "alone_ms": statistics.median(alone for alone, _ in rounds),
+        "ray_ms": statistics.median(ray for _, ray in rounds),
+        "overhead_ms": statistics.median(ray - alone for alone, ray in rounds),
+    }
 
 
 def plan(out: Path, runs: int, found: dict[str, Any] | None = None, name: str = "") -> list[PlannedRun]:
@@ -88,15 +103,12 @@ def do_nothing(text: str, progress: Progress) -> None: ...
 
 
 def train_here(runs: Sequence[PlannedRun]) -> float:
-    """Train runs in this process, as workers do; return the seconds, without those of a first run."""
+    """Train runs in this process, as workers do; return the seconds."""
     texts = [text_of(run) for run in runs]
-    silent: Progress = lambda epoch, part, row: None  # noqa: E731
-    remote_runs.train_text(texts[0], silent)
     begun = time.perf_counter()
-    for text in texts[1:]:
-        remote_runs.train_text(text, silent)
-    seconds = time.perf_counter() - begun
-    return seconds * len(texts) / max(1, len(texts) - 1)
+    for text in texts:
+        remote_runs.train_text(text, lambda epoch, part, row: None)
+    return time.perf_counter() - begun
 
 
 def run_jobs(jobs: Sequence[Job], out: Path) -> None:

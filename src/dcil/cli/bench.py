@@ -67,13 +67,12 @@ def bench_grid(words: Sequence[str]) -> int:
         "dcil bench grid", "Time what a grid costs besides training: 1,000 trivial runs on a local Ray cluster."
     )
     parser.add_argument("--runs", type=up_to(100_000), default=1000, help="runs on Ray (1000)")
-    parser.add_argument("--alone", type=up_to(1000), default=50, help="runs in this process, before and after (50)")
     parser.add_argument("--out", type=filepath, default=Path("benchmarks/grid.json"), help="JSON of all numbers")
     args = parser.parse(words)
     check_output(args.out)
     from dcil.bench import grid  # here: Ray need not be installed
 
-    grid.run(args.runs, args.alone, args.out)
+    grid.run(args.runs, args.out)
     return 0
 
 
