@@ -6,7 +6,7 @@ RUNTIME := packages/dcil-runtime
 # The networks of the tests are tiny: a process per core is faster than two threads in one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-all test-stacks torture lint native sanitize dist bench clean docs docs-test chromium
+.PHONY: demo test test-all test-stacks test-ray torture lint native sanitize dist bench clean docs docs-test chromium
 
 .venv/ready: pyproject.toml $(RUNTIME)/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 .venv-stacks/ready: pyproject.toml constraints.txt constraints-stacks.txt
 	$(PYTHON) -m venv .venv-stacks
 	.venv-stacks/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-stacks.txt \
-		--editable '.[data,transformers,accelerate,peft,lightning,vision,tensorboard]' wandb mlflow-skinny pytest pytest-xdist
+		--editable '.[data,transformers,accelerate,peft,lightning,vision,tensorboard,search]' wandb mlflow-skinny pytest pytest-xdist
 	touch $@
 
 demo: .venv/ready
@@ -48,6 +48,10 @@ torture: .venv/ready
 # Lightning, transformers and the other frameworks, the real packages: tests/stacks.
 test-stacks: .venv-stacks/ready
 	OMP_NUM_THREADS=1 .venv-stacks/bin/python -m pytest -n 2 tests/stacks
+
+# Grids on a Ray cluster of two nodes, of which one is lost: a part of the above.
+test-ray: .venv-stacks/ready
+	OMP_NUM_THREADS=1 .venv-stacks/bin/python -m pytest tests/stacks/test_ray.py
 
 # The CPU runtime: rebuilt after an edit of $(RUNTIME)/native, and run under the sanitizers.
 native: .venv/ready
@@ -88,4 +92,4 @@ chromium:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -q && apt-get install -y -q chromium; } || \
 		{ echo "docs-test needs Chromium: sudo apt-get install -y chromium"; exit 1; }
 
-test-all: docs-test
+test-all: docs-test test-ray

@@ -32,11 +32,12 @@ from dcil.reproduce import iterations, mask_age, paper, records, report, tables
 from dcil.reproduce.cells import Cell, cell_for
 from dcil.reproduce.comparison import Measurements, comparison_rows
 from dcil.reproduce.paper import PrintedNumber
-from dcil.reproduce.pool import Budget, Pool
+from dcil.reproduce.pool import Pool
 from dcil.reproduce.probe import NEVER, MaskProbe
 from dcil.reproduce.session import CellRun, RunOptions, resume_run
 from dcil.runs.seal import sealed
 from dcil.train import RECIPES, RunFolder, train
+from dcil.train.budget import Budget
 from dcil.train.recipes import scaled_epochs
 
 SHARED = Path(__file__).parents[3] / "shared" / "paper" / "paper.json"

@@ -77,6 +77,20 @@ def bench_images(words: Sequence[str]) -> int:
     return 0
 
 
+def bench_grid(words: Sequence[str]) -> int:
+    parser = Parser(
+        "dcil bench grid", "Time what a grid costs besides training: 1,000 trivial runs on a local Ray cluster."
+    )
+    parser.add_argument("--runs", type=up_to(100_000), default=1000, help="runs on Ray (1000)")
+    parser.add_argument("--out", type=filepath, default=Path("benchmarks/grid.json"), help="JSON of all numbers")
+    args = parser.parse(words)
+    check_output(args.out)
+    from dcil.bench import grid  # here: Ray need not be installed
+
+    grid.run(args.runs, args.out)
+    return 0
+
+
 def numbers_of_runs(text: str) -> tuple[int, ...]:
     """Read comma-separated numbers of runs, or none."""
     return () if text == "none" else each_up_to(64)(text)
@@ -96,6 +110,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "infer": bench_infer,
     "shard": bench_shard,
     "images": bench_images,
+    "grid": bench_grid,
 }
 
 

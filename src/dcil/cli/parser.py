@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from dcil.train.method_settings import parse_value
 #: --data-dir of the commands that train or evaluate a run.
 DATA_DIR = Path("data")
 DATA_DIR_HELP = "folder of the data sets; of --dataset text the file itself"
+
+UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 class Parser(argparse.ArgumentParser):
@@ -62,6 +65,16 @@ def filepath(text: str) -> Path:
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError(f"must be a path, got {text!r}")
     return Path(text)
+
+
+def run_path(text: str) -> Path:
+    """Read the path of run folders, which live by locks and renames that no object store has."""
+    if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+        raise argparse.ArgumentTypeError(
+            f"must be a path, got {text!r}: runs need file locks and atomic renames, which {scheme[0]}… does not have; "
+            "use storage that is mounted, and copy finished runs"
+        )
+    return utf8_path(text)
 
 
 def utf8_path(text: str) -> Path:
@@ -110,6 +123,14 @@ def minutes(text: str) -> float:
     if not 0 <= (value := number(text)) <= 1e6:
         raise argparse.ArgumentTypeError(f"must be from 0 to 1000000, got {text}")
     return value
+
+
+def seconds(text: str) -> float:
+    """Read a time such as 25m, 2h or 90s; a number without a unit is in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 25m, 2h or 90s")
+    return float(match[1]) * UNITS[match[2] or "s"]
 
 
 #: Reads a whole number >= 1.

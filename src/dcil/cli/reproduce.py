@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from dcil import data
-from dcil.cli.parser import Parser, device, epochs, filepath, positive, say, up_to, utf8_path
+from dcil.cli import on_ray
+from dcil.cli.parser import Parser, device, epochs, filepath, positive, run_path, say, seconds, up_to
 from dcil.cli.streams import complain
 from dcil.cli.train import add_engine_options, engine_settings
 from dcil.engine.process_group import require_single_process
@@ -27,15 +28,17 @@ from dcil.report.formatting import duration
 from dcil.reproduce import iterations, records, tables
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.estimate import Estimate
-from dcil.reproduce.pool import Budget, Pool
+from dcil.reproduce.pool import Pool
 from dcil.reproduce.session import CellRun, RunOptions
 from dcil.runs.environment import environment, hardware
 from dcil.runs.outputs import check_run_files
 from dcil.runs.progress import progress_lines
+from dcil.train.budget import Budget
 from dcil.train.memory import keep_freed_memory
 from dcil.train.parallel import GPU_RUNS, Stopped, runs_at_once
 
-UNITS = {"s": 1, "m": 60, "h": 3600}
+if TYPE_CHECKING:
+    from dcil.integrations.ray_cluster import Share
 
 
 def main(words: Sequence[str]) -> int:
@@ -44,12 +47,15 @@ def main(words: Sequence[str]) -> int:
     add_options(parser)
     args = parser.parse(words)
     budget = Budget.of(args.budget)
+    on_ray.check(args)
     if args.list:
         list_tables()
         return 0
     out = args.out / f"trial-{args.epochs}" if args.epochs else args.out
     code = 0
     if args.table == "iterations":
+        if args.on is not None:
+            raise UserError("iterations must be recorded on this machine, got --on; drop it")
         code = run_iterations(args, out, budget)
     elif args.table is not None:
         code = run_tables(args, out, budget)
@@ -73,7 +79,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--budget", type=seconds, metavar="TIME", help="time limit such as 25m, 2h or 90s")
     parser.add_argument("--parallel", type=up_to(64), metavar="N", help=f"runs at once ({GPU_RUNS} on a GPU, else 1)")
     parser.add_argument(
-        "--out", type=utf8_path, default=Path("results"), metavar="DIR", help="folder of records (results)"
+        "--out", type=run_path, default=Path("results"), metavar="DIR", help="folder of records (results)"
     )
     parser.add_argument("--docs", type=filepath, metavar="DIR", help="folder that --report writes to (docs)")
     parser.add_argument(
@@ -89,13 +95,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--report", action="store_true", help="build the results page from the records")
     parser.add_argument("--list", action="store_true", help="list the tables with their numbers of cells")
     add_engine_options(parser)
-
-
-def seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 25m, 2h or 90s")
-    return float(match[1]) * UNITS[match[2] or "s"]
+    on_ray.add_options(parser)
 
 
 def list_tables() -> None:
@@ -104,8 +104,10 @@ def list_tables() -> None:
     say(f"{'iterations':28} {len(iterations.CELLS):3} cells: accuracy after every iteration of an epoch")
 
 
-def run_options(args: argparse.Namespace, cells: Sequence[Cell]) -> RunOptions:
+def run_options(args: argparse.Namespace, cells: Sequence[Cell], share: Share | None = None) -> RunOptions:
     at_once = runs_at_once(args.parallel, args.device, {cell.model for cell in cells})
+    if share is not None and not share.gpus:
+        at_once = 1  # CPUs of its own
     settings = replace(engine_settings(args), shared_gpu=at_once > 1)
     return RunOptions(args.data_dir, args.device, settings, at_once, cache(data.load))
 
@@ -115,13 +117,24 @@ def console() -> Console:
 
 
 def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
-    """Train the runs without a record, cheapest first."""
+    """Train the runs of tables, here or on Ray."""
     names = tables.parse_names(args.table)
     cells = tables.cells_of_all(names, args.cells)
     seeds = {cell: args.seeds or tables.seeds_of(cell, names) for cell in cells}
     runs = [CellRun(cell, seed, out, args.epochs) for cell in cells for seed in range(seeds[cell])]
-    options = run_options(args, cells)
-    estimate = Estimate(records.read_all(out), options.at_once, hardware(environment(args.device)))
+    if args.on is None:
+        return run_missing(args, runs, out, budget, None)
+    with on_ray.cluster(args, {cell.model for cell in cells}) as share:
+        return run_missing(args, runs, out, budget, share)
+
+
+def run_missing(
+    args: argparse.Namespace, runs: Sequence[CellRun], out: Path, budget: Budget, share: Share | None
+) -> int:
+    """Train the runs without a record, cheapest first."""
+    options = run_options(args, [run.cell for run in runs], share)
+    known = hardware(environment(args.device)) if share is None else ""  # that of a cluster may be of several kinds
+    estimate = Estimate(records.read_all(out), options.at_once, known)
     left = {run: estimate.seconds_left(run) for run in runs if not run.done}
     missing = sorted(left, key=lambda run: (left[run], run.seed))
     if args.dry_run:
@@ -131,20 +144,30 @@ def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
     if not missing:
         say(f"all {done} runs are recorded")
         return 0
-    rest = f"about {duration(sum(left.values()) / options.at_once)}, {options.at_once} at once{estimate.basis}"
+    at_once = options.at_once if share is None else max(1, on_ray.capacity(share))
+    rest = f"about {duration(sum(left.values()) / at_once)}, {at_once} at once{estimate.basis}"
     say(f"{done} of {len(runs)} runs are recorded; the rest takes {rest}")
     if args.dry_run:
         return 0
-    lost = check_inputs(missing, options, out)
-    keep_freed_memory()
-    pool = Pool(options, budget, console(), args.tidy, iterations.snapshots)
-    failures = lost | pool.run([run for run in missing if run.label not in lost], estimate.seconds_per_epoch)
-    failures = {run.label: failures[run.label] for run in missing if run.label in failures and not run.done}
+    failures = check_inputs(missing, options, out)
+    wanted = [run for run in missing if run.label not in failures]
+    if share is None:
+        keep_freed_memory()
+        pool = Pool(options, budget, console(), args.tidy, iterations.snapshots)
+        failures |= pool.run(wanted, estimate.seconds_per_epoch)
+    else:
+        failures |= on_ray.reproduce(console(), wanted, out, options, share, budget, args.tidy)
+    return tell(runs, failures)
+
+
+def tell(runs: Sequence[CellRun], failures: Mapping[str, str]) -> int:
+    """Say how many runs are recorded and why others are not; return the exit code."""
+    failed = {run.label: failures[run.label] for run in runs if run.label in failures and not run.done}
     done = sum(run.done for run in runs)
     say(f"{done} of {len(runs)} runs are recorded" + ("" if done == len(runs) else "; the same command resumes"))
-    for label, reason in failures.items():
+    for label, reason in failed.items():
         complain(f"{label} failed: {reason}")
-    return 1 if failures else 0
+    return 1 if failed else 0
 
 
 def check_inputs(runs: Sequence[CellRun], options: RunOptions, out: Path) -> dict[str, str]:

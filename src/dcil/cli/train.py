@@ -27,8 +27,8 @@ from dcil.cli.parser import (
     filepath,
     minutes,
     pair,
+    run_path,
     say,
-    utf8_path,
     value_reader,
 )
 from dcil.data import Loaded
@@ -116,9 +116,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--set", dest="settings", type=pair, action="append", default=argparse.SUPPRESS, metavar="N=V", help=settings
     )
-    parser.add_argument(
-        "--out", type=utf8_path, metavar="RUN", help="run folder; with several runs their parent folder"
-    )
+    parser.add_argument("--out", type=run_path, metavar="RUN", help="run folder; with several runs their parent folder")
     parser.add_argument("--data-dir", type=filepath, default=DATA_DIR, metavar="DIR", help=DATA_DIR_HELP)
     parser.add_argument("--device", type=device, default="auto", help="cpu, cuda, cuda:N or auto (cuda if available)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out")

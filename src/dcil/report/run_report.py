@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dcil.errors import UserError
-from dcil.report import run_figures, run_table, tradeoffs
+from dcil.report import run_figures, run_table, search, tradeoffs
 from dcil.report.experiments import experiments
 from dcil.report.measure import ACCURACY, LOSS, measures_of
 from dcil.report.page import Block, Details, Heading, Paragraph, Table, TableRow, html
@@ -53,6 +53,7 @@ def blocks(runs: Sequence[RecordedRun], waiting: Sequence[Path] = ()) -> list[Bl
     style = styles([one.label for one in found])
     look = {run.label: style[one.label] for one in found for run in one.runs}
     page += [Paragraph("".join(MEASURED[measure] for measure in measures_of(runs)) + LEAD), table(runs, look)]
+    page += search.blocks(runs)
     for picture in (*tradeoffs.pictures(found, style), *run_figures.pictures(found, style)):
         page += [Heading(picture.title), picture]
     return [*page, Heading("Runs in detail"), *(details(run, look[run.label]) for run in runs)]

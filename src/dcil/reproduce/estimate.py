@@ -119,6 +119,13 @@ def inputs_per_epoch(config: Config) -> int:
     return IMAGES[config.dataset] if tokens is None else tokens // config.length - 1
 
 
+def rough_seconds(config: Config) -> float:
+    """Return the rough time of a run on one H200: to sort runs by, where there are no records."""
+    inputs = inputs_per_epoch(config) if config.dataset in (*IMAGES, *TRAINED_TOKENS) else 10**6
+    step_ms = STEP_MS.get(config.model, DEFAULT_STEP_MS) * paths_ratio(config.method, "dense")
+    return config.total_epochs * -(-inputs // config.batch) * step_ms / 1000
+
+
 def nearest_records(times: Sequence[StepTime], cell: Cell, hardware: str) -> list[StepTime]:
     """Return the times of the network that say most about ``cell``: of this hardware, its method, as many paths, its
     data set, in this order of importance."""

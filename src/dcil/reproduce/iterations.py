@@ -14,13 +14,13 @@ from dcil import data
 from dcil.engine import PROCESS_LOCK
 from dcil.reproduce import records
 from dcil.reproduce.cells import Cell
-from dcil.reproduce.pool import Budget
 from dcil.reproduce.probe import top1
 from dcil.reproduce.record_fields import TRACE
 from dcil.reproduce.session import CellRun, RunOptions, keep_checkpoint, resume_run, snapshot
 from dcil.runs.environment import environment
 from dcil.runs.progress import Progress
 from dcil.train import Trainer
+from dcil.train.budget import Budget
 from dcil.train.parallel import Stopped
 from dcil.train.restore import settings_of
 from dcil.train.trainer import reseed

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from rich.console import Console
 
 from dcil.reproduce.session import CellRun, RunOptions, resume_run
 from dcil.runs.progress import progress_lines
-from dcil.train.parallel import Stopped, run_jobs
-
-MARGIN = 1.25  # an epoch may take longer than the one before, and its checkpoint takes time too
-Clock = Callable[[], float]
-
-
-@dataclass
-class Budget:
-    """A deadline on a clock; an epoch that would not end before it is not begun."""
-
-    end: float = float("inf")
-    clock: Clock = time.monotonic
-    over: threading.Event = field(default_factory=threading.Event)
-
-    @classmethod
-    def of(cls, seconds: float | None, clock: Clock = time.monotonic) -> Budget:
-        return cls(clock() + seconds if seconds is not None else float("inf"), clock)
-
-    def allows(self, seconds: float) -> bool:
-        return not self.over.is_set() and self.clock() + seconds <= self.end
+from dcil.train.budget import Budget, within_budget
+from dcil.train.parallel import run_jobs
 
 
 @dataclass
@@ -55,22 +34,10 @@ class Pool:
         if not self.budget.allows(2 * epoch_seconds):  # the first epoch of a session takes longer
             return
         with run.locked():
-            resume_run(run, self.options, self.progress(run), self.snapshots(run))
+            show = progress_lines(self.console, run.label, run.config().total_epochs)
+            resume_run(run, self.options, within_budget(show, self.budget), self.snapshots(run))
             if self.tidy:
                 remove_working_files(run)
-
-    def progress(self, run: CellRun) -> Callable[[int, float, dict[str, Any] | None], None]:
-        """Return the callback that shows progress and stops the run when there is no time for another epoch."""
-        show = progress_lines(self.console, run.label, run.config().total_epochs)
-
-        def progress(epoch: int, part: float, row: dict[str, Any] | None) -> None:
-            if not self.budget.allows(0):  # also within an epoch that takes longer than estimated
-                raise Stopped
-            show(epoch, part, row)
-            if row is not None and not self.budget.allows(MARGIN * row["seconds"]):
-                raise Stopped
-
-        return progress
 
 
 def remove_working_files(run: CellRun) -> None:

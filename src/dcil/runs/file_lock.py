@@ -13,6 +13,11 @@ from typing import IO
 from dcil.errors import UserError
 from dcil.runs.atomic import CannotWrite
 
+
+class LockHeld(UserError):
+    """Another process has the lock."""
+
+
 _held: weakref.WeakSet[IO[str]] = weakref.WeakSet()
 
 
@@ -54,7 +59,7 @@ def acquire(file: Path, busy: str) -> IO[str]:
                 _held.add(lock)
                 return lock
             lock.close()
-            raise UserError(busy)
+            raise LockHeld(busy)
         lock.close()
 
 
@@ -71,6 +76,18 @@ def opened(file: Path) -> IO[str]:
             if not (left and isinstance(error, FileNotFoundError)):
                 raise CannotWrite.at(file, error) from None
     raise AssertionError("unreachable: the last try raises")
+
+
+def is_held(file: Path) -> bool:
+    """Return whether a process has the lock ``file``: of any machine, where the file system's locks hold on all."""
+    try:
+        with file.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # closing the file releases it
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def names(file: Path, opened: IO[str]) -> bool:

@@ -28,6 +28,12 @@ def progress_bars(console: Console, runs: Sequence[tuple[str, int]]) -> Iterator
     if not console.is_terminal:
         yield [progress_lines(console, label, epochs) for label, epochs in runs]
         return
+    with bars_on(console) as bars:
+        yield [_bar(bars, bars.add_task(label, total=epochs, newest="")) for label, epochs in runs]
+
+
+def bars_on(console: Console) -> Bars:
+    """Return the display of bars, a context."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
@@ -38,8 +44,40 @@ def progress_bars(console: Console, runs: Sequence[tuple[str, int]]) -> Iterator
         TextColumn("{task.fields[newest]}", markup=False),
         TimeRemainingColumn(compact=True),
     )
-    with Bars(*columns, console=console) as bars:
-        yield [_bar(bars, bars.add_task(label, total=epochs, newest="")) for label, epochs in runs]
+    return Bars(*columns, console=console)
+
+
+class Board:
+    """The progress of many runs in one display: a bar for those that have ended and one for each that is trained."""
+
+    def __init__(self, console: Console, runs: int) -> None:
+        self.console, self.runs = console, runs
+        self.bars = bars_on(console) if console.is_terminal else None
+        self.shown: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Board:
+        if self.bars is not None:
+            self.bars.start()
+            self.all = self.bars.add_task("runs", total=self.runs, newest="")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bars is not None:
+            self.bars.stop()
+
+    def begin(self, label: str, epochs: int) -> Progress:
+        """Show a run; return its progress callback."""
+        if self.bars is None:
+            return progress_lines(self.console, label, epochs)
+        self.shown[label] = self.bars.add_task(label, total=epochs, newest="")
+        return _bar(self.bars, self.shown[label])
+
+    def end(self, label: str) -> None:
+        """Count a run as ended and remove its bar."""
+        if self.bars is not None:
+            self.bars.advance(self.all)
+            if label in self.shown:
+                self.bars.remove_task(self.shown.pop(label))
 
 
 def _bar(bars: Bars, task: TaskID) -> Progress:

@@ -58,10 +58,8 @@ def run_jobs(
                 job()
         except Stopped:
             pass
-        except UserError as error:
-            failures[name] = " ".join(str(error).split())
         except Exception as error:  # one failure must not end the other runs
-            failures[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            failures[name] = reason(error)
 
     pool = ThreadPoolExecutor(at_once)
     try:
@@ -74,6 +72,12 @@ def run_jobs(
     finally:
         pool.shutdown(cancel_futures=True)
     return failures
+
+
+def reason(error: Exception) -> str:
+    """Return in one line why a run failed."""
+    line = " ".join(str(error).split())
+    return line if isinstance(error, UserError) else f"{type(error).__name__}: {line}"
 
 
 def own_stream(device: torch.device) -> AbstractContextManager[object]:

@@ -37,17 +37,22 @@ def grid(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def read_list(file: Path) -> list[dict[str, Any]]:
     """Read the runs of a JSON file: objects with names of options as keys, "settings" an object of its own."""
-    hints = typing.get_type_hints(Config)
-    allowed = {field.name: hints[field.name] for field in dataclasses.fields(Config)} | {"name": str}
+    allowed = option_types() | {"name": str}
     with naming_file(f"--list {file}", "give a JSON list of objects, each the options of a run", problem="is wrong"):
         runs = parse(read_text(file))
         if not isinstance(runs, list) or not runs or not all(isinstance(run, dict) for run in runs):
             raise ValueError("not a list of objects, at least one")
-        return [_options(run, allowed) for run in runs]
+        return [typed_options(run, allowed) for run in runs]
 
 
-def _options(run: Mapping[str, Any], allowed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of one run of a list, each of its type."""
+def option_types() -> dict[str, Any]:
+    """Return the type of every field of Config."""
+    hints = typing.get_type_hints(Config)
+    return {field.name: hints[field.name] for field in dataclasses.fields(Config)}
+
+
+def typed_options(run: Mapping[str, Any], allowed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of one run that were read from JSON, each of its type."""
     found: dict[str, Any] = {}
     for key, value in run.items():
         if key not in allowed:
