@@ -35,6 +35,15 @@ def test_info_says_what_is_in_the_file(capsys):
     assert " of 5,112 kept, 8" in text  # 3*8*9 + 8*16*9 + 16*16*9 + 144*10 weights
 
 
+def test_several_inputs_and_outputs_are_shown_and_timed(capsys):
+    tokens = str(FILES / "v2" / "text.dcil")
+    assert cli.main(["info", tokens]) == cli.main(["bench", tokens, "--seconds", "0.01", "--tune-seconds", "0"]) == 0
+    text = capsys.readouterr().out
+    for line in ("input     int64 n x 9", "input     float32 n x 9", "output    float32 n x 9 x 12", "images/s"):
+        assert line in text
+    assert " -> 12 x 1 x 9" in text and "0 x 0" not in text
+
+
 def test_info_as_json_is_that_of_the_plan(capsys):
     assert cli.main(["info", PLAN, "--json", "--isa", "portable"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -43,7 +43,8 @@ SIDES = ("inputs", "outputs")
 def _operator(number: int, op: dict[str, Any]) -> str:
     kernel = f"{op['kernel'][0]} x {op['kernel'][1]}" if "kernel" in op else ""
     weights = f"{op['dtype']} {_kept(op['kept'], op['weights'])}" if "weights" in op else ""
-    shapes = f"{_shape(op['input']):>16} -> {_shape(op['output']):16}"
+    source = _shape(op["input"]) if op["input"][0] else ""  # a constant has no input
+    shapes = f"{source:>16} -> {_shape(op['output']):16}"
     act = op["activation"] if op["activation"] != "none" else ""
     return f"{number:4d} {op['kind']:8} {shapes} {kernel:8} {act:10} {weights}".rstrip()
 
