@@ -111,7 +111,7 @@ def test_no_two_modules_share_a_name():
 
 
 def test_the_source_stays_small():
-    assert sum(file.read_text().count("\n") for file in FILES) <= 32_000
+    assert sum(file.read_text().count("\n") for file in FILES) <= 33_000
 
 
 def test_someone_new_understands_dcil_from_450_lines():
