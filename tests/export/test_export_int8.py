@@ -119,3 +119,14 @@ def test_the_command(tmp_path, capsys):
 def test_int8_without_images_is_refused(model, tmp_path):
     with pytest.raises(UserError, match="export_int8"):
         export(model, "cpu", tmp_path / "net.dcil", dtype="int8", example=torch.zeros(1, 3, 12, 12))
+
+
+def test_several_outputs_are_refused_and_nothing_is_written(tmp_path):
+    class Two(Small):
+        def forward(self, x):
+            return super().forward(x), self.stem(x)
+
+    x, y = batches(Small().eval())
+    with pytest.raises(UserError, match="one input of images and one output"):
+        export_int8(Two().eval(), tmp_path / "m", x, [(x, y)])
+    assert list(tmp_path.iterdir()) == []

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dcil.errors import UserError
 from dcil.runtime.ranges import Floats, observed, quant_for
 from dcil_runtime import Network, Op
 from dcil_runtime.format import Quant
@@ -59,6 +60,8 @@ def quantized_tensors(network: Network, layers: Collection[int]) -> set[int]:
 
 def calibrated(network: Network, images: Floats) -> dict[int, Quant]:
     """Return the scale and zero point of every tensor that may become u8."""
+    if network.outputs:  # several inputs or outputs, tokens: the tensors are numbered otherwise
+        raise UserError("int8 needs one input of images and one output: export this network in fp32")
     samples = observed(network, images, sorted(quantized_tensors(network, layers_of(network))))
     return {tensor: quant_for(sample) for tensor, sample in samples.items()}
 
