@@ -1,0 +1,34 @@
+"""Run the checks in check/ for another processor, under qemu: CXX=aarch64-linux-gnu-g++ python native/emulate.py.
+
+Needs the cross compiler and qemu-user (Debian: g++-aarch64-linux-gnu, qemu-user).
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from build import ask, build, compiler, machine
+from sanitize import CHECKS, STORED
+
+
+def main() -> int:
+    """Build the checks with the cross compiler and run those that need no time limit: emulation is slow."""
+    target = machine(compiler())
+    emulator, libraries = f"qemu-{target}", Path("/usr") / ask(compiler(), "-dumpmachine")
+    if not shutil.which(emulator):
+        sys.exit(f"{emulator} must be installed to run programs for {target}; on Debian: apt-get install qemu-user")
+    with tempfile.TemporaryDirectory() as folder:
+        program = build(Path(folder) / "check", ["-O2", "-DFEW_TILES"], CHECKS)
+        for words in (["networks"], ["stored", *STORED]):
+            sys.stdout.write(f"{target}: ")
+            sys.stdout.flush()
+            subprocess.run([emulator, "-L", libraries, program, *words], check=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
