@@ -37,7 +37,7 @@ from dcil.net import SparseNet
 from dcil.runs import checkpoint
 from dcil.runs.atomic import CannotWrite, sync_folder
 from dcil.runs.checkpoint import STEP, Checkpoint
-from dcil.runs.damage import ANEW, naming_file
+from dcil.runs.damage import ANEW, UnreadableFile, naming_file
 from dcil.runs.position import START, Position
 from dcil.sharding import is_sharded, like
 
@@ -115,16 +115,18 @@ class ShardedCheckpoints:
 
     def restore(self, net: SparseNet, optimizer: Optimizer, config: Mapping[str, Any]) -> Position:
         """Load the last checkpoint, in parts or whole, into a sharded network; return its position."""
-        notes = checkpoint.read_notes(self.file)
-        if not notes:
+        found = checkpoint.read_file(self.file)
+        if found is None:
+            if self.file.with_suffix(".json").exists():
+                raise UnreadableFile(f"{self.file} is missing; restore it, or {ANEW}")
             return START
+        notes = found.notes
         with naming_file(self.file, f"restore it, or {ANEW}", checkpoint.ERRORS):
             if "parts" in notes:
                 check_parts(self.path, notes, dist.get_rank(), dist.get_world_size())
                 tensors = self.read_parts(net, optimizer, notes)
             else:
-                found, own = checkpoint.read(self.file), wanted(net, optimizer)
-                assert found is not None
+                own = wanted(net, optimizer)
                 tensors = {key: placed(tensor, own.get(key)) for key, tensor in found.tensors.items()}
         return Checkpoint(notes, tensors).load(self.file, net, optimizer, config)
 
