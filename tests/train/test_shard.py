@@ -20,6 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from test_optimization import write_text
 from test_train import metrics, same_result
+from torch.distributed.checkpoint import save
 
 from dcil import SparseNet, cli
 from dcil.data.batches import Normalize
@@ -294,6 +295,22 @@ def test_a_checkpoint_that_is_missing_or_altered_is_no_new_beginning(tmp_path: P
     file.unlink()
     with pytest.raises(UserError, match="is missing; restore it"):
         checkpoints.restore(net, net, {})
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_parts_are_on_disk_before_the_checkpoint_names_them(tmp_path: Path) -> None:
+    """All of them: DCP syncs a file whose last bytes Python may still hold."""
+    synced: dict[int, int] = {}
+    published: list[dict[str, str]] = []
+
+    def fsync(file: int) -> None:
+        found = os.fstat(file)
+        synced[found.st_ino] = found.st_size
+
+    with mock.patch("os.fsync", fsync):
+        save({"w": torch.ones(3)}, storage_writer=PartsWriter(tmp_path, published.append), no_dist=True)
+    [part] = tmp_path.iterdir()
+    assert synced[part.stat().st_ino] == part.stat().st_size and [*published[0]] == [part.name]
 
 
 def full_disk(*words: str) -> int:

@@ -35,7 +35,7 @@ from torch.optim import Optimizer
 
 from dcil.net import SparseNet
 from dcil.runs import checkpoint
-from dcil.runs.atomic import CannotWrite, sync_folder
+from dcil.runs.atomic import CannotWrite, sync_file, sync_folder
 from dcil.runs.checkpoint import STEP, Checkpoint
 from dcil.runs.damage import ANEW, UnreadableFile, naming_file
 from dcil.runs.position import START, Position
@@ -54,7 +54,10 @@ class PartsWriter(HuggingFaceStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         results = super().write_data(plan, planner).wait()
-        digests = {name: file_digest(self.folder / name) for name in {r.storage_data.relative_path for r in results}}
+        names = {result.storage_data.relative_path for result in results}
+        for name in names:  # DCP's own fsync comes before Python has written the end of the file
+            sync_file(self.folder / name)
+        digests = {name: file_digest(self.folder / name) for name in names}
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         named = [(result, result.storage_data.relative_path) for result in results]
         done.set_result([replace(result, storage_data=(name, digests[name])) for result, name in named])
