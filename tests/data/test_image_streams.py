@@ -121,6 +121,7 @@ def test_an_epoch_goes_on_anywhere_and_by_any_workers(tars: Path) -> None:
         ([("a.cls", b"1")], "a has no image"),
         ([("a.jpg", b"x"), ("a.cls", b"cat")], r"a.cls must hold a whole number from 0 to 999999, holds b'cat'"),
         ([("a.jpg", b"x"), ("a.png", b"x"), ("a.cls", b"1")], "a has two images"),
+        ([("a.jpg", b"x"), ("a.cls", b"1"), ("a.cls", b"2")], "a has two classes"),
         ([("a.txt", b"x")], "has no images"),
         (None, "not readable as a tar of images"),
         ([], "must have the classes of the training images, 0 to 2, has 3"),

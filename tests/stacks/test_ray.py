@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,15 +22,19 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from dcil.cli import main, on_ray
+from dcil.engine import EngineSettings
 from dcil.errors import UserError
 from dcil.integrations import ray as ray_grid
-from dcil.integrations import ray_cluster
+from dcil.integrations import ray_cluster, ray_search
+from dcil.integrations.ray_search import Search, Watcher
 from dcil.integrations.ray_worker import Terms
 from dcil.reproduce.cells import Cell
 from dcil.reproduce.session import CellRun, RunOptions
 from dcil.runs.folder import RunFolder
+from dcil.runs.progress import Board
 from dcil.train.budget import Budget
-from dcil.train.search_record import COMPLETE, STOPPED, read
+from dcil.train.remote_runs import Place
+from dcil.train.search_record import COMPLETE, STOPPED, SearchRecord, read
 
 TREE = Path(__file__).parents[2]
 RUN = ["--batch", "300", "--device", "cpu", "--checkpoint-minutes", "0.01"]
@@ -195,6 +201,45 @@ def test_a_run_is_given_up_when_it_loses_its_worker_again_and_again_at_the_same_
     assert losses.another(error) == (
         "its worker was lost 3 times without a checkpoint in between, last by worker crashed"
     )
+
+
+def watcher_of(out: Path) -> tuple[Watcher, SimpleNamespace, SearchRecord]:
+    """A watcher with bars, a trial, and the record of both."""
+    record, place = SearchRecord({"lr": "0.1,0.2"}, {}, "top1", 1), Place(out, "cpu", EngineSettings())
+    console = Console(file=io.StringIO(), force_terminal=True)
+    watcher = Watcher(Search(out, (), record, 2, 9, 0, place, 0.0), Board(console, 2).__enter__())
+    return watcher, SimpleNamespace(config={"lr": 0.1}), record
+
+
+def test_values_that_are_drawn_twice_are_one_trial_that_stays_complete(tmp_path):
+    watcher, trial, record = watcher_of(tmp_path)
+    row = {"epoch": 9, "train_loss": 1.0, "top1": 50.0, "val_loss": 1.0, "sparsity": 0.9}
+    watcher.on_trial_start(0, [], trial)
+    watcher.on_trial_start(0, [], trial)  # both at once
+    watcher.on_trial_result(0, [], trial, row | {"complete": True})
+    watcher.on_trial_complete(0, [], trial)
+    watcher.on_trial_result(0, [], trial, row | {"epoch": 3})
+    watcher.stopped(trial)
+    watcher.on_trial_result(0, [], trial, {"score": -1e9, "epoch": 0, "failure": "the folder is locked"})
+    watcher.on_trial_complete(0, [], trial)
+    watcher.on_trial_start(0, [], trial)  # and later again
+    watcher.on_trial_result(0, [], trial, row)
+    watcher.on_trial_complete(0, [], trial)
+    assert [(each.ended, each.epochs, each.reason) for each in record.trials] == [(COMPLETE, 9, "")]
+    watcher.board.__exit__()
+
+
+def test_an_error_of_a_trial_is_told_at_once_and_as_it_is(tmp_path, monkeypatch):
+    def fail(terms):
+        raise RuntimeError("no kernel image")
+
+    told: list[dict[str, object]] = []
+    monkeypatch.setattr(ray_search, "check_worker", fail)
+    monkeypatch.setattr(ray_search.tune, "report", told.append)
+    watcher, trial, _ = watcher_of(tmp_path)
+    ray_search.train_trial(trial.config, ray_search.text_of(watcher.search, tmp_path / "witness", ray_cluster.Share()))
+    assert [each["failure"] for each in told] == ["RuntimeError: no kernel image"]
+    watcher.board.__exit__()
 
 
 def test_an_address_without_a_cluster_is_one_line(tmp_path, capfd):

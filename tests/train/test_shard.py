@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -19,13 +20,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from test_optimization import write_text
 from test_train import metrics, same_result
+from torch.distributed.checkpoint import save
 
 from dcil import SparseNet, cli
 from dcil.data.batches import Normalize
 from dcil.errors import UserError
 from dcil.runs import checkpoint
 from dcil.runs.folder import RunFolder
-from dcil.runs.sharded_checkpoint import PartsWriter
+from dcil.runs.position import START
+from dcil.runs.sharded_checkpoint import PartsWriter, ShardedCheckpoints
+from dcil.runs.tensors import write_tensors
 from dcil.train.restore import load_net
 
 GPT = ["--dataset", "text", "--model", "gpt-2-32", "--length", "16", "--batch", "8", "--dropout", "0", "--epochs", "2"]
@@ -275,6 +279,38 @@ def test_parts_that_are_not_those_of_the_checkpoint(text: list[str], tmp_path: P
         checkpoint.publish(file, {}, {**notes, "parts": parts})
         with pytest.raises(UserError, match=words):
             load_net(RunFolder(out))
+
+
+def test_a_checkpoint_that_is_missing_or_altered_is_no_new_beginning(tmp_path: Path) -> None:
+    """Else the metrics and the parts would be removed."""
+    with mock.patch("torch.distributed.new_group"):
+        checkpoints = ShardedCheckpoints(tmp_path)
+    net, file = cast("Any", None), tmp_path / "checkpoint.safetensors"
+    assert checkpoints.restore(net, net, {}) == START
+    notes = {"format": checkpoint.IN_PARTS, "epoch": "1", "step": "14", "config": "{}", "metrics": "0", "parts": "{}"}
+    checkpoint.publish(file, {}, notes)
+    write_tensors(file, {}, checkpoint.read_notes(file) | {"epoch": "2"})
+    with pytest.raises(UserError, match="its checksum is wrong"):
+        checkpoints.restore(net, net, {})
+    file.unlink()
+    with pytest.raises(UserError, match="is missing; restore it"):
+        checkpoints.restore(net, net, {})
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_parts_are_on_disk_before_the_checkpoint_names_them(tmp_path: Path) -> None:
+    """All of them: DCP syncs a file whose last bytes Python may still hold."""
+    synced: dict[int, int] = {}
+    published: list[dict[str, str]] = []
+
+    def fsync(file: int) -> None:
+        found = os.fstat(file)
+        synced[found.st_ino] = found.st_size
+
+    with mock.patch("os.fsync", fsync):
+        save({"w": torch.ones(3)}, storage_writer=PartsWriter(tmp_path, published.append), no_dist=True)
+    [part] = tmp_path.iterdir()
+    assert synced[part.stat().st_ino] == part.stat().st_size and [*published[0]] == [part.name]
 
 
 def full_disk(*words: str) -> int:

@@ -130,6 +130,8 @@ def index_of(tar: Path) -> Index:
                 if not member.isfile() or os.path.basename(member.name).startswith("."):
                     continue
                 if suffix == LABEL:
+                    if key in labels:
+                        raise ValueError(f"{key} has two classes")
                     labels[key] = label_in(file, member)
                 elif suffix.endswith(SUFFIXES):
                     if key in images:

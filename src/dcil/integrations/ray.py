@@ -132,7 +132,8 @@ class Grid:
         except TaskCancelledError:
             return
         except RayTaskError as error:
-            failure = str(error.cause or error).strip().splitlines()[-1]
+            cause = error.cause or error
+            failure = (str(cause).strip().splitlines() or [type(cause).__name__])[-1]
         except RayError as error:
             failure = self.losses.setdefault(job.name, Losses(job)).another(error)
             if not failure:

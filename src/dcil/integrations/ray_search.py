@@ -31,7 +31,7 @@ from dcil.train.budget import Budget
 from dcil.train.memory import keep_freed_memory
 from dcil.train.parallel import reason
 from dcil.train.remote_runs import Place, train_at
-from dcil.train.search_record import COMPLETE, FAILED, STOPPED, SearchRecord
+from dcil.train.search_record import COMPLETE, FAILED, STOPPED, SearchRecord, Trial
 from dcil.train.search_space import Axis, config_with, trial_name
 from dcil.train.sweep import option_types, typed_options
 
@@ -174,7 +174,7 @@ def train_trial(values: dict[str, Any], text: str) -> None:
         for row in rows if done else []:
             tell(row["epoch"], 0.0, row)
         tune.report(result(given["score"], rows[-1]) | {"complete": True})
-    except UserError as error:
+    except Exception as error:  # Tune would try it again and call it a lost worker
         tune.report({"score": WORST, "epoch": 0, "failure": reason(error)})
 
 
@@ -235,27 +235,37 @@ class Watcher(tune.Callback):
         kept = self.kept(trial)
         kept.epochs = max(kept.epochs, result["epoch"])
         if "failure" in result:
-            kept.ended, kept.reason = FAILED, result["failure"]
-        else:
+            self.note(kept, FAILED, result["failure"])
+            return
+        if kept.name in self.shows:
             self.shows[kept.name](result["epoch"], 0.0, {name: result.get(name) for name in SHOWN})
-            if "complete" in result:
-                kept.ended = COMPLETE
+        if "complete" in result:
+            self.note(kept, COMPLETE)
 
     def on_trial_complete(self, iteration: int, trials: Sequence[Any], trial: Any, **info: Any) -> None:
-        self.board.end(self.kept(trial).name)
-        self.write()
+        self.close(self.kept(trial))
 
     def on_trial_error(self, iteration: int, trials: Sequence[Any], trial: Any, **info: Any) -> None:
         kept = self.kept(trial)
-        kept.ended, kept.reason = FAILED, f"its worker was lost {LOSSES} times"
-        self.board.end(kept.name)
-        self.write()
+        self.note(kept, FAILED, f"its worker was lost {LOSSES} times")
+        self.close(kept)
 
     def stopped(self, trial: Any) -> None:
         """Note that ASHA stops a trial."""
-        self.kept(trial).ended = STOPPED
+        self.note(self.kept(trial), STOPPED)
 
-    def kept(self, trial: Any) -> Any:
+    def note(self, kept: Trial, ended: str, reason: str = "") -> None:
+        """Note how a trial ended. A complete one stays so: sampled again or replayed, ASHA may stop it all the same."""
+        if kept.ended != COMPLETE:
+            kept.ended, kept.reason = ended, reason
+
+    def close(self, kept: Trial) -> None:
+        """Remove a trial from the display, until its values are drawn again, and write the record."""
+        self.shows.pop(kept.name, None)
+        self.board.end(kept.name)
+        self.write()
+
+    def kept(self, trial: Any) -> Trial:
         values = plain(trial.config)
         return self.search.record.trial(trial_name(values), values)
 

@@ -35,8 +35,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             if name == path.name and is_abandoned(old):
                 old.unlink(missing_ok=True)
         write(draft)
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
+        sync_file(draft)
         draft.chmod(0o666 & ~current_umask())  # some writers make files that only the owner can read
         os.replace(draft, path)
         sync_folder(path.parent)
@@ -45,6 +44,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     finally:
         with suppress(OSError):
             draft.unlink()
+
+
+def sync_file(file: Path) -> None:
+    """Wait until the contents of ``file`` are on disk."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
 
 
 def sync_folder(folder: Path) -> None:

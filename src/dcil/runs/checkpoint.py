@@ -168,7 +168,18 @@ def remove_parts(run: Path, keep: str | None = None) -> None:
 
 
 def read(file: Path) -> Checkpoint | None:
-    """Read and check a checkpoint file; None if there is none."""
+    """Read and check a checkpoint; None if there is none."""
+    found = read_file(file)
+    if found is None or "parts" not in found.notes:
+        return found
+    from dcil.runs.sharded_checkpoint import read_whole  # importing it takes a second
+
+    with naming_file(file, f"restore it, or {ANEW}", ERRORS):
+        return Checkpoint(found.notes, read_whole(file.parent, found.notes))
+
+
+def read_file(file: Path) -> Checkpoint | None:
+    """Read and check a checkpoint file, of one in parts the notes alone; None if there is none."""
     with opened(file) as found:
         if found is None:
             return None
@@ -177,10 +188,6 @@ def read(file: Path) -> Checkpoint | None:
         rest = {key: value for key, value in notes.items() if key != "sha256"}
         if notes.get("sha256", said := digest(tensors, rest)) != said:
             raise ValueError("its checksum is wrong")
-        if "parts" in notes:
-            from dcil.runs.sharded_checkpoint import read_whole  # importing it takes a second
-
-            tensors = read_whole(file.parent, notes)
         return Checkpoint(notes, tensors)
 
 

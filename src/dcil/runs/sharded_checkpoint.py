@@ -35,9 +35,9 @@ from torch.optim import Optimizer
 
 from dcil.net import SparseNet
 from dcil.runs import checkpoint
-from dcil.runs.atomic import CannotWrite, sync_folder
+from dcil.runs.atomic import CannotWrite, sync_file, sync_folder
 from dcil.runs.checkpoint import STEP, Checkpoint
-from dcil.runs.damage import ANEW, naming_file
+from dcil.runs.damage import ANEW, UnreadableFile, naming_file
 from dcil.runs.position import START, Position
 from dcil.sharding import is_sharded, like
 
@@ -54,7 +54,10 @@ class PartsWriter(HuggingFaceStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         results = super().write_data(plan, planner).wait()
-        digests = {name: file_digest(self.folder / name) for name in {r.storage_data.relative_path for r in results}}
+        names = {result.storage_data.relative_path for result in results}
+        for name in names:  # DCP's own fsync comes before Python has written the end of the file
+            sync_file(self.folder / name)
+        digests = {name: file_digest(self.folder / name) for name in names}
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         named = [(result, result.storage_data.relative_path) for result in results]
         done.set_result([replace(result, storage_data=(name, digests[name])) for result, name in named])
@@ -115,16 +118,18 @@ class ShardedCheckpoints:
 
     def restore(self, net: SparseNet, optimizer: Optimizer, config: Mapping[str, Any]) -> Position:
         """Load the last checkpoint, in parts or whole, into a sharded network; return its position."""
-        notes = checkpoint.read_notes(self.file)
-        if not notes:
+        found = checkpoint.read_file(self.file)
+        if found is None:
+            if self.file.with_suffix(".json").exists():
+                raise UnreadableFile(f"{self.file} is missing; restore it, or {ANEW}")
             return START
+        notes = found.notes
         with naming_file(self.file, f"restore it, or {ANEW}", checkpoint.ERRORS):
             if "parts" in notes:
                 check_parts(self.path, notes, dist.get_rank(), dist.get_world_size())
                 tensors = self.read_parts(net, optimizer, notes)
             else:
-                found, own = checkpoint.read(self.file), wanted(net, optimizer)
-                assert found is not None
+                own = wanted(net, optimizer)
                 tensors = {key: placed(tensor, own.get(key)) for key, tensor in found.tensors.items()}
         return Checkpoint(notes, tensors).load(self.file, net, optimizer, config)
 
