@@ -104,8 +104,9 @@ int Graph::add(Op op) {
   const Shape out = kind.shape(op, in);
   check_shape(out);
   check_fused(op, out);
-  if (!op.weight_scale.empty() && !op.in.empty())
-    check_quantized_weights(op, quants_[size_t(op.in[0])], op.residual < 0 ? Quant{} : quants_[size_t(op.residual)]);
+  const auto quant_of = [&](int tensor) { return tensor < 0 ? Quant{} : quants_[size_t(tensor)]; };
+  if (!op.weight_scale.empty())
+    check_quantized_weights(op, quant_of(op.in.empty() ? -1 : op.in[0]), quant_of(op.residual));
   op.out = append(out, op.quant);
   if (op.twin >= 0) op.twin = append(out, op.twin_quant);
   if (op.kind == Kind::Embedding) limit_numbers(op);

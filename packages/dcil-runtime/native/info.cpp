@@ -34,7 +34,7 @@ std::string op_json(const Op& op, const Graph& graph) {
     text += ",\"kernel\":[" + number(op.window.kh) + "," + number(op.window.kw) + "],\"stride\":[" +
             number(op.window.sy) + "," + number(op.window.sx) + "],\"groups\":" + number(op.groups);
   if (op.kind == Kind::Conv || op.kind == Kind::Linear)
-    text += ",\"dtype\":\"float32\",\"weights\":" + number(weights_of(op, in, out)) +
+    text += std::string(",\"dtype\":") + quoted(op.weight_scale.empty() ? "float32" : "int8") + ",\"weights\":" + number(weights_of(op, in, out)) +
             ",\"kept\":" + number(int64_t(op.weight.size()));
   return text + "}";
 }

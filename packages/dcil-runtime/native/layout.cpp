@@ -32,6 +32,7 @@ Layout::Layout(const Shape& s, const Geometry& g, const Lanes& grid)
   if (g.flat) {
     row_ = plane_ = origin_ = 0;
     size_ = long(l.images) * s.c;
+    if (double(size_) * 4 >= double(1L << 31)) throw Error("a tensor needs more than 2 GiB for one group of images");
     return;
   }
   row_ = long(g.left + g.width + g.right) * l.count;

@@ -203,6 +203,8 @@ Op StoredOp::unpacked() && {
 double StoredOp::bytes() const {
   double total = 0, longest = 0;
   for (const Span& v : vectors) total += double(v.count), longest = std::max(longest, double(v.count));
+  if (op.kind == Kind::Rows || op.kind == Kind::Columns)  // their outputs have no vectors
+    longest = std::max(longest, double(op.kind == Kind::Rows ? op.shape.h : op.shape.w));
   total += double(table.count) + double(tokens.count);
   return 500 + 8.0 * double(std::max(weight.count, index.count)) + 4 * total + 8 * (longest + 1) + 4.0 * double(op.in.size());
 }

@@ -1,7 +1,7 @@
 // Chooses how steps are computed by running them within a budget of time, and times whole programs.
 #pragma once
 #include <map>
-#include <tuple>
+#include <vector>
 
 #include "execute.h"
 #include "pack.h"
@@ -30,7 +30,7 @@ class Tuner {
   double own_deadline();
 
   const double deadline;
-  using Key = std::tuple<int, int, int, int, int, int, int, int, int>;
+  using Key = std::vector<int>;
   std::map<Key, Choice> known;  // convolutions with equal keys get equal choices
 
  private:

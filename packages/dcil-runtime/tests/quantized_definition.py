@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import definition
+import definition_tokens
 import numpy as np
 from numpy.typing import NDArray
 
 from dcil_runtime import Network, Op
-from dcil_runtime.format import NO_ACTIVATION, Activation, Quant
+from dcil_runtime.format import NO_ACTIVATION, Activation, Quant, plan_shape
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -40,18 +41,31 @@ def dequantized(stored: Bytes, quant: Quant | None) -> Floats:
 
 def run(network: Network, x: Floats) -> Floats:
     """Return the network's output for a batch, of its rank."""
-    tensors = [Tensor(x.astype(F).reshape(len(x), *network.input))]
-    for op in network.ops:
-        inputs = [tensors[i] for i in op.inputs]
-        rest = tensors[op.residual] if op.residual >= 0 else None
-        tensors += integer(op, inputs, rest) or real(op, inputs, rest)
+    tensors = computed(network, [x.reshape(len(x), *network.input)])
     last = tensors[-2 if network.ops[-1].twin else -1].real
     return last if network.output_rank == 4 else last.reshape(len(x), -1)
 
 
-def real(op: Op, inputs: list[Tensor], rest: Tensor | None) -> list[Tensor]:
+def run_ports(network: Network, inputs: list[NDArray]) -> list[Floats]:
+    """Return the outputs of a network with lists of inputs and outputs."""
+    shaped = [x.reshape(len(x), *plan_shape(port.shape)) for x, port in zip(inputs, network.inputs, strict=True)]
+    tensors = computed(network, shaped)
+    return [tensors[port.tensor].real.reshape(-1, *port.shape) for port in network.outputs]
+
+
+def computed(network: Network, inputs: list[NDArray]) -> list[Tensor]:
+    tensors = [Tensor(x.astype(F)) for x in inputs]
+    for op in network.ops:
+        given = [tensors[i] for i in op.inputs]
+        rest = tensors[op.residual] if op.residual >= 0 else None
+        tensors += (integer(op, given, rest) if given else None) or real(op, given, rest, len(inputs[0]))
+    return tensors
+
+
+def real(op: Op, inputs: list[Tensor], rest: Tensor | None, count: int) -> list[Tensor]:
     """Compute as with floats, and round where the output is quantized."""
-    out = definition.OPERATORS[op.kind](op, [x.real.astype(float) for x in inputs])
+    out = definition_tokens.OPERATORS[op.kind](op, [x.real.astype(float) for x in inputs])
+    out = np.broadcast_to(out, (count, *out.shape[1:]))
     y = definition.activated(out + (0 if rest is None else rest.real), op.act)
     made = [Tensor(y, op.quant)]
     if op.twin:

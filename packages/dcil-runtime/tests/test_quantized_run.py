@@ -65,3 +65,20 @@ def test_an_int8_convolution_needs_quantized_tensors_around_it():
     source = Op("map", (0,), quant=(0.03, 128))
     assert "output is not quantized" in refusal([source, conv(1, 3, 3, square(1), quant=None)])
     assert "residual is not quantized" in refusal([source, conv(1, 3, 3, square(1), residual=0), Op("map", (2,))])
+
+
+@pytest.mark.parametrize("isa", sets())
+def test_layers_that_differ_in_their_halos_alone_share_no_choice(isa):
+    """A 1 x 1 convolution takes a plane as one row, unless a 3 x 3 after it wants a halo."""
+    weights = [rng.standard_normal((8, 8, k, k)).astype(np.float32) for k in (1, 1, 3)]
+    windows = square(1), square(1), square(3, 1, 1)
+    floats = [
+        Op("conv", (i,), window, arrays={"weight": weight, "bias": np.zeros(8, np.float32)})
+        for i, (window, weight) in enumerate(zip(windows, weights, strict=True))
+    ]
+    layers = [conv(i, 8, 8, window, keep=1) for i, window in enumerate(windows, 1)]
+    for ops in floats, [Op("map", (0,), quant=(0.03, 128)), *layers, Op("map", (4,))]:
+        network = Network((8, 24, 4), ops)
+        x = rng.standard_normal((1, 8, 24, 4), np.float32)
+        want = quantized_definition.run(network, x)
+        assert np.abs(Plan(network, isa=isa, tune_seconds=0.2)(x) - want).max() <= 1e-5 * np.abs(want).max()

@@ -217,14 +217,14 @@ Shape attention_shape(Op& op, const std::vector<Shape>& in) {
   }
   const long pixels = long(in[0].h) * in[0].w, windows = op.shape.w ? pixels / op.shape.w : 1;
   const int depth = op.window.kh, width = op.window.kw;
-  require(depth >= 1 && width >= 1 && channels <= (1 << 24), "an attention's sizes");
+  require(depth >= 1 && width >= 1 && channels <= (1 << 24) && op.index.size() <= (1 << 24), "an attention's sizes");
   require(op.weight.empty() && long(op.index.size()) == long(op.groups) * (2 * depth + width),
           "an attention's channels are not those of its heads");
   for (uint32_t channel : op.index) require(long(channel) < channels, "a chosen channel does not exist");
   require(!op.shape.w || windows * op.shape.w == pixels, "windows do not divide an attention's tokens");
   if (!op.tokens.empty()) check_tokens(op.tokens, pixels);
   const long tokens = pixels / windows;
-  require(!op.table.empty() || op.shape.c * op.shape.h <= 1, "an attention has a shape of what is added, and adds nothing");
+  require(!op.table.empty() || (op.shape.c <= 1 && op.shape.h <= 1), "an attention has a shape of what is added, and adds nothing");
   require(op.table.empty() || ((op.shape.c == 1 || op.shape.c == windows) && (op.shape.h == 1 || op.shape.h == op.groups) &&
                                double(op.table.size()) == double(op.shape.c) * op.shape.h * double(tokens) * double(tokens)),
           "what an attention adds has another shape than its scores");

@@ -83,7 +83,7 @@ void Quantize::build(const Program& p) {
   const size_t lanes = size_t(p.lanes_of(p.values[size_t(out)]).count);
   std::vector<int32_t> plain;
   if (to.geometry.flat) {
-    for (int i = 0; i < to.shape.c * p.lanes.images; i++) plain.push_back(i);
+    for (long i = 0; i < long(to.shape.c) * p.lanes.images; i++) plain.push_back(int32_t(i));
     plain.resize((plain.size() + lanes - 1) / lanes * lanes, -1);
   } else {
     plain = table_between(p, in[0], out);
@@ -135,7 +135,7 @@ void Dequantize::run(const Member& m) const {
   const Quant& quant = m.program.values[size_t(in[0])].quant;
   const auto real = [&](uint8_t q) { return float(int(q) - quant.zero) * quant.scale; };
   if (to.geometry.flat) {
-    for (int i = 0; m.part == 0 && i < to.shape.c * to.lanes.images; i++) m.arena.value(out)[i] = real(m.arena.bytes(in[0])[i]);
+    for (long i = 0; m.part == 0 && i < long(to.shape.c) * to.lanes.images; i++) m.arena.value(out)[i] = real(m.arena.bytes(in[0])[i]);
     return;
   }
   const Covered covered(to);

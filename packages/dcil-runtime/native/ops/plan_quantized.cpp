@@ -86,12 +86,15 @@ void plan_mean(Planner& planner, const Op& op) {
   planner.add_step<QuantMean>(op, planner.bytes_of(op.in[0]), planner.value_of(op.out));
 }
 
-/// Are all inputs u8 of pixels?
+/// Is there an input, and are all of them u8 of pixels?
 bool spatial_inputs(const Planner& planner, const Op& op) {
-  return std::all_of(op.in.begin(), op.in.end(), [&](int tensor) {
+  return !op.in.empty() && std::all_of(op.in.begin(), op.in.end(), [&](int tensor) {
     return planner.bytes_of(tensor) >= 0 && !planner.value(planner.bytes_of(tensor)).geometry.flat;
   });
 }
+
+/// Do sums of 32 bits, each of a quarter of the pixels where there are four lanes, hold them?
+bool sums_fit(const Shape& shape) { return long(shape.h) * shape.w <= 1 << 24; }
 
 }  // namespace
 
@@ -105,7 +108,7 @@ bool plan_quantized(Planner& planner, const Op& op) {
   if (op.kind == Kind::Map && op.quant) return plan_map(planner, op), true;
   if (op.kind == Kind::MaxPool && same) return plan_pool(planner, op), true;
   if (op.kind == Kind::Concat && op.quant) return plan_concat(planner, op), true;
-  if (op.kind == Kind::Mean) return plan_mean(planner, op), true;
+  if (op.kind == Kind::Mean && sums_fit(planner.shape_of(op.in[0]))) return plan_mean(planner, op), true;
   return false;
 }
 

@@ -177,8 +177,8 @@ Tuner::Key ConvTuner::key() const {
   const Layout &in = *p_.values[s.in[0]].layout, &out = *p_.values[s.out].layout;
   int bits = 0;  // kept weights to a quarter of a power of two
   for (double n = double(s.op->weight.size()) + 1; n > 1; n /= 1.19) bits++;
-  return {in.shape.c, out.shape.c, w.kh * 100 + w.kw, w.sy * 100 + w.sx, out.geometry.height, out.geometry.width,
-          bits, int(in.row()), s.op->groups + 100000 * (int(s.residual >= 0) + int(s.in_place) + 3 * int(s.twin >= 0))};
+  return {0, in.shape.c, out.shape.c, w.kh, w.kw, w.sy, w.sx, out.geometry.height, out.geometry.width, s.one_row, bits,
+          int(in.row()), s.op->groups, s.residual >= 0, s.in_place, s.twin >= 0};
 }
 
 void ConvTuner::choose() {

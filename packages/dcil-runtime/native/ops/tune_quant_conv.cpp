@@ -105,9 +105,8 @@ Tuner::Key QuantTuner::key() const {
   const Layout &in = *p_.values[size_t(s.in[0])].layout, &out = *p_.values[size_t(s.out)].layout;
   int bits = 0;  // kept weights to a quarter of a power of two
   for (double n = double(s.op->weight.size()) + 1; n > 1; n /= 1.19) bits++;
-  const int kind = int(s.residual >= 0) + int(s.in_place) + 3 * int(s.twin >= 0);
-  return {in.shape.c, out.shape.c, w.kh * 100 + w.kw, w.sy * 100 + w.sx, out.geometry.height, out.geometry.width,
-          bits, int(in.row()), -(s.op->groups + 100000 * kind)};  // negative: no key of a convolution of floats
+  return {1, in.shape.c, out.shape.c, w.kh, w.kw, w.sy, w.sx, out.geometry.height, out.geometry.width, s.one_row, bits,
+          int(in.row()), s.op->groups, s.residual >= 0, s.in_place, s.twin >= 0};  // 1: no key of a convolution of floats
 }
 
 void QuantTuner::choose() {
