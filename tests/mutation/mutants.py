@@ -75,7 +75,13 @@ MUTANTS = [
     # selection: exactly so many, the largest, the first of equal ones
     M("selection.py", "above = scores > threshold", "above = scores >= threshold"),
     M("selection.py", "tied.cumsum(0) <= room", "tied.cumsum(0) < room"),
-    M("selection.py", "room = scores.numel() - pruned - above.sum()", "room = scores.numel() - pruned"),
+    M("selection.py", "room = scores.numel() - pruned - above.count_nonzero()", "room = scores.numel() - pruned"),
+    M("selection.py", 'device.type == "cpu" and room == 0', 'device.type == "cpu"'),
+    M(
+        "selection.py",
+        "left = k - int((scores < low).count_nonzero())",
+        "left = k - int((scores <= low).count_nonzero())",
+    ),
     M(
         "selection.py",
         "threshold = kth_smallest(scores, pruned)",
@@ -86,8 +92,8 @@ MUTANTS = [
     M("selection.py", "below = counts.cumsum(0) < left", "below = counts.cumsum(0) <= left"),
     M(
         "selection.py",
-        "(after & ~before).sum(), (before & ~after).sum()",
-        "(before & ~after).sum(), (after & ~before).sum()",
+        "(after & ~before).count_nonzero(), (before & ~after).count_nonzero()",
+        "(before & ~after).count_nonzero(), (after & ~before).count_nonzero()",
     ),
     M("selection.py", "torch.where(candidates, wide(scores), -1.0)", "torch.where(candidates, wide(scores), 0.0)"),
     M("selection.py", "    scores = without_nan(scores)\n    threshold", "    threshold"),
