@@ -130,3 +130,10 @@ def test_several_outputs_are_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(UserError, match="one input of images and one output"):
         export_int8(Two().eval(), tmp_path / "m", x, [(x, y)])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("bound", ["nan", "-1"])
+def test_a_bound_that_bounds_nothing_is_refused(bound, tmp_path, capsys):
+    words = ["export", str(tmp_path / "run"), "--to", "cpu", "--out", str(tmp_path / "net.dcil"), "--dtype", "int8"]
+    assert main([*words, "--calibrate", "8", "--bound", bound]) == 2
+    assert "--bound must be >= 0" in capsys.readouterr().err

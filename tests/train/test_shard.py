@@ -26,10 +26,13 @@ from dcil import SparseNet, cli
 from dcil.data.batches import Normalize
 from dcil.errors import UserError
 from dcil.runs import checkpoint
+from dcil.runs.file_lock import is_held
 from dcil.runs.folder import RunFolder
 from dcil.runs.position import START
 from dcil.runs.sharded_checkpoint import PartsWriter, ShardedCheckpoints
 from dcil.runs.tensors import write_tensors
+from dcil.train import train as run_here
+from dcil.train.plan import new_config
 from dcil.train.restore import load_net
 
 GPT = ["--dataset", "text", "--model", "gpt-2-32", "--length", "16", "--batch", "8", "--dropout", "0", "--epochs", "2"]
@@ -252,6 +255,26 @@ def test_the_training_goes_on_while_a_checkpoint_is_written(text: list[str], alo
     assert -signal.SIGKILL in train(2, tmp_path / "killed", *GPT, *text, "--shard", command=killed)
     found = tensors_of(tmp_path / "killed")
     assert {float(value) for key, value in found.items() if key.endswith(".step")} == {KILLED_AT - 1}
+
+
+class Recorded(RunFolder):
+    """Notes whether the folder is still locked when the last checkpoint is waited for."""
+
+    def wait(self) -> None:
+        (self.path / "waited").write_text(str(is_held(self.path / ".lock")))
+
+
+def test_a_run_that_is_stopped_keeps_its_lock_until_its_checkpoint_is_written(tmp_path: Path) -> None:
+    """Else the process that takes it up would meet the thread of the one that leaves."""
+
+    def stop(epoch: int, part: float, row: Any) -> None:
+        raise KeyboardInterrupt
+
+    config = new_config("gmp", {"epochs": 1, "batch": 720}, None)
+    recorded = mock.patch("dcil.train.loop.checkpoints_of", lambda folder, group: Recorded(folder.path))
+    with recorded, pytest.raises(KeyboardInterrupt):
+        run_here(config, RunFolder(tmp_path / "run"), tmp_path, torch.device("cpu"), stop)
+    assert (tmp_path / "run" / "waited").read_text() == "True"
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------

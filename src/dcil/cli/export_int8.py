@@ -41,6 +41,8 @@ def is_wanted(args: argparse.Namespace) -> bool:
         raise UserError(f"--dtype int8 goes with --to cpu only, got --to {args.to}")
     if args.dtype == "int8" and args.calibrate is None:
         raise UserError("--dtype int8 needs images to calibrate on: give --calibrate N, such as 256")
+    if not args.bound >= 0:  # NaN would let every loss pass
+        raise UserError(f"--bound must be >= 0, got {args.bound} (points of top-1)")
     return bool(args.dtype == "int8")
 
 

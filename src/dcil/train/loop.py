@@ -173,7 +173,12 @@ class RunInFolder:
         hooks.restore(folder.path, start)
         total, self.saved = trainer.config.total_epochs, time.monotonic()
         with saying_resumable():
-            self.run_epochs(start, min(total, until), progress, hooks)
+            try:
+                self.run_epochs(start, min(total, until), progress, hooks)
+            except BaseException:
+                with suppress(Exception):  # a thread may still write, which it must not do once the lock is let go
+                    self.checkpoints.wait()
+                raise
             self.checkpoints.wait()
             return finish(folder, trainer) if until >= total else {}
 
