@@ -184,7 +184,7 @@ MUTANTS = [
     M("methods/drop_and_grow.py", "layer.mask.logical_or_(new)", "layer.mask.logical_and_(new)"),
     M("optimizer_state.py", "value.shape == weight.shape", "value.shape != weight.shape"),
     # runs: what is on disk after a kill, and that an epoch depends on nothing but its seed and number
-    M("runs/atomic.py", "os.fsync(file.fileno())", "pass", RUNS),
+    M("runs/atomic.py", "        sync_file(draft)\n", "", RUNS),
     M("runs/atomic.py", "os.replace(draft, path)", "path.write_bytes(draft.read_bytes())", RUNS),
     M("runs/atomic.py", "        sync_folder(path.parent)\n", "", RUNS),
     M("runs/folder.py", "os.fsync(opened.fileno())", "pass", RUNS),
