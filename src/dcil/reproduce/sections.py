@@ -104,7 +104,8 @@ def transformers(ours: Measurements, findings: dict[str, str]) -> list[MarkdownB
     found: list[MarkdownBlock] = [
         Heading(f"Transformers ({tables.TRANSFORMERS})"),
         Paragraph(
-            "A GPT of characters on tiny Shakespeare, by its validation loss in nats per character (lower is better), "
+            "A GPT of characters on tiny Shakespeare, or a small one on Python's help texts (pydoc), by its validation "
+            "loss in nats per character (lower is better), "
             "and a ViT on CIFAR-10, by its test accuracy in percent; `private` says what each of DCIL's paths has for "
             f"itself, where that is not norm layers and head. {len(cells) - len(recorded)} cells were not run."
         ),
