@@ -98,7 +98,7 @@ Graph several_layers() {
 bool same_bits(const Graph& graph, const KernelSet& kernels, int callers) {
   const int count = draw(1, 19);
   const auto x = noise(size_t(count) * size_t(graph.shapes()[0].size()));
-  const size_t size = size_t(count) * size_t(graph.shapes()[size_t(graph.output())].size());
+  const size_t size = size_t(count) * size_t(graph.shapes()[size_t(graph.outputs()[0])].size());
   std::vector<float> want(size);
   Engine(graph, *find_kernels("portable"), 1, 0).run(x.data(), count, want.data());
   Engine engine(graph, kernels, draw(1, 2), 0.02);
