@@ -66,8 +66,12 @@ bool Engine::worth_trying(int images) {
   constexpr double longest = 4 * kLongRun;
   if (prepared_.count(images) && prepared_[images].program) return true;
   if (seconds(1) * images > longest) return false;
-  const Cost cost = cost_of(Program(graph_, kernels_, images, threads_));
-  return counted() + cost.peak() <= graph_.limits().memory;
+  try {
+    const Cost cost = cost_of(Program(graph_, kernels_, images, threads_));
+    return counted() + cost.peak() <= graph_.limits().memory;
+  } catch (const Error&) {  // a tensor of so many images is larger than any may be
+    return false;
+  }
 }
 
 /// The arrangement for a batch: few images in large pieces stay in the cache, many need no halos; measured.

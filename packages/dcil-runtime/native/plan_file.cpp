@@ -157,7 +157,7 @@ PlanFile parse_plan(const uint8_t* bytes, size_t size, const Limits& limits) {
   double needed = 0;  // counted as a whole before any of it is copied: operators may share their arrays
   for (const StoredOp& op : meta.ops) {
     needed += op.bytes();
-    if (op.version > version) throw Error("version " + std::to_string(version) + " has no quantized tensors");
+    if (op.version > version) throw Error("version " + std::to_string(version) + " has not all that its operators use");
   }
   graph.claim(needed);
   for (size_t i = 0; i < meta.ops.size(); i++) {

@@ -120,6 +120,8 @@ int Planner::spatial(int value) {
 
 int Planner::flat(int value) {
   if (p_.values[value].geometry.flat) return value;
+  const auto [known, added] = copies_.try_emplace({value, 0, 0, false, 0.0f}, int(p_.values.size()));
+  if (!added) return known->second;
   const Shape from = p_.values[value].shape;
   const int out = add_value({int(from.size()), 1, 1}, flat_geometry(), p_.values[value].nonnegative);
   add_step<Flatten>(value, out);

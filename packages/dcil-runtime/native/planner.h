@@ -54,7 +54,7 @@ class Planner {
   void quantize(int tensor);
 
   Program& p_;
-  std::map<std::tuple<int, int, int, bool, float>, int> copies_;  // value, height, width and line of sub-tiles, fill -> copy
+  std::map<std::tuple<int, int, int, bool, float>, int> copies_;  // value, sub-tiles (flat: 0 x 0), line, fill -> copy
   std::vector<int> value_of_, bytes_of_;  // by tensor; -1: not there
 };
 
