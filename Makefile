@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 .venv-stacks/ready: pyproject.toml constraints.txt constraints-stacks.txt
 	$(PYTHON) -m venv .venv-stacks
 	.venv-stacks/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-stacks.txt \
-		--editable '.[data,transformers,accelerate,peft,lightning,vision,tensorboard,search]' wandb mlflow-skinny pytest pytest-xdist
+		--editable '.[data,report,transformers,accelerate,peft,lightning,vision,tensorboard,search]' wandb mlflow-skinny pytest pytest-xdist
 	touch $@
 
 demo: .venv/ready
