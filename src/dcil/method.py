@@ -91,6 +91,8 @@ class Method(Validated):
     draws_masks: ClassVar[bool] = False
     #: True for a method with an ``added_gradient``.
     adds_gradient: ClassVar[bool] = False
+    #: True for a method whose timeline has ``extra`` steps, whatever the settings.
+    extra_steps: ClassVar[bool] = False
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, Filter)
 
     def __init_subclass__(cls) -> None:
@@ -102,6 +104,8 @@ class Method(Validated):
         for name, kind in {"schedule": Schedule, "criterion": Criterion, "scope": Scope}.items():
             self.require(name, isinstance(getattr(self, name), kind), f"a {kind.__name__}", "an object, not its name")
             self.require(name, type(getattr(self, name)) is not kind, f"a kind of {kind.__name__}")
+        known = self.extra_steps or not self.schedule.needs_extra or self.schedule == type(self).schedule
+        self.require("schedule", known, "one with regular updates", "this method has no others; such as Cubic()")
         for name in ("steps", "finetune", "every", "epoch_steps", "min_kept"):
             self.require(name, getattr(self, name) <= MOST, f"<= {MOST}")
         self.require("seed", abs(self.seed) < 2**64, "less than 2**64", "64 bits")

@@ -36,6 +36,7 @@ class ACDC(Zeroed):
     schedule: Schedule = Alternating()
     classifier: bool = True
 
+    extra_steps: ClassVar[bool] = True
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, NM)
 
     def __post_init__(self) -> None:
