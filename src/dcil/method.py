@@ -93,6 +93,8 @@ class Method(Validated):
     adds_gradient: ClassVar[bool] = False
     #: True for a method whose timeline has ``extra`` steps, whatever the settings.
     extra_steps: ClassVar[bool] = False
+    #: False for a method whose sparsity does not grow, for which ``ramp`` means nothing.
+    grows: ClassVar[bool] = True
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, Filter)
 
     def __init_subclass__(cls) -> None:
@@ -115,7 +117,8 @@ class Method(Validated):
         self.require("ramp", 0 < self.ramp <= 1, "> 0 and <= 1", "the part of the steps in which the sparsity grows")
         self.require("every", self.every >= 0, ">= 0", "steps; 0 is once per epoch")
         self.require("epoch_steps", self.epoch_steps >= 1, ">= 1")
-        self.require("begin", 0 <= self.begin < self.ramp, f">= 0 and < ramp, {self.ramp:g}", "a part of the steps")
+        end, called = (self.ramp, f"ramp, {self.ramp:g}") if self.grows else (1, "1")
+        self.require("begin", 0 <= self.begin < end, f">= 0 and < {called}", "a part of the steps")
         known = 0 <= self.initial_sparsity <= self.sparsity
         self.require("initial_sparsity", known, f">= 0 and <= sparsity, {self.sparsity:g}")
         self.require("min_kept", self.min_kept >= 0, ">= 0", "groups of every layer; 0 lets a layer lose them all")
