@@ -91,6 +91,10 @@ class Method(Validated):
     draws_masks: ClassVar[bool] = False
     #: True for a method with an ``added_gradient``.
     adds_gradient: ClassVar[bool] = False
+    #: True for a method whose timeline has ``extra`` steps, whatever the settings.
+    extra_steps: ClassVar[bool] = False
+    #: False for a method whose sparsity does not grow, for which ``ramp`` means nothing.
+    grows: ClassVar[bool] = True
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, Filter)
 
     def __init_subclass__(cls) -> None:
@@ -102,6 +106,8 @@ class Method(Validated):
         for name, kind in {"schedule": Schedule, "criterion": Criterion, "scope": Scope}.items():
             self.require(name, isinstance(getattr(self, name), kind), f"a {kind.__name__}", "an object, not its name")
             self.require(name, type(getattr(self, name)) is not kind, f"a kind of {kind.__name__}")
+        known = self.extra_steps or not self.schedule.needs_extra or self.schedule == type(self).schedule
+        self.require("schedule", known, "one with regular updates", "this method has no others; such as Cubic()")
         for name in ("steps", "finetune", "every", "epoch_steps", "min_kept"):
             self.require(name, getattr(self, name) <= MOST, f"<= {MOST}")
         self.require("seed", abs(self.seed) < 2**64, "less than 2**64", "64 bits")
@@ -111,7 +117,8 @@ class Method(Validated):
         self.require("ramp", 0 < self.ramp <= 1, "> 0 and <= 1", "the part of the steps in which the sparsity grows")
         self.require("every", self.every >= 0, ">= 0", "steps; 0 is once per epoch")
         self.require("epoch_steps", self.epoch_steps >= 1, ">= 1")
-        self.require("begin", 0 <= self.begin < self.ramp, f">= 0 and < ramp, {self.ramp:g}", "a part of the steps")
+        end, called = (self.ramp, f"ramp, {self.ramp:g}") if self.grows else (1, "1")
+        self.require("begin", 0 <= self.begin < end, f">= 0 and < {called}", "a part of the steps")
         known = 0 <= self.initial_sparsity <= self.sparsity
         self.require("initial_sparsity", known, f">= 0 and <= sparsity, {self.sparsity:g}")
         self.require("min_kept", self.min_kept >= 0, ">= 0", "groups of every layer; 0 lets a layer lose them all")

@@ -67,6 +67,11 @@ class Schedule(Validated):
         """The largest sparsity that it asks for on its own account, not the method's."""
         return 0.0
 
+    @property
+    def needs_extra(self) -> bool:
+        """Whether it prunes nothing on a timeline without ``extra`` steps."""
+        return False
+
     def due(self, step: int, time: Timeline) -> bool:
         """Whether the masks are updated after ``step`` optimizer steps."""
         return step in time.extra or (step % time.every == 0 and time.first <= step <= time.last)
@@ -138,6 +143,10 @@ class AtSteps(Schedule):
     After r of R prunings:   density = (1 - initial) * ((1 - sparsity) / (1 - initial))^(r / R)
     """
 
+    @property
+    def needs_extra(self) -> bool:
+        return True
+
     def sparsity(self, step: int, time: Timeline) -> float:
         done, rounds = sum(step >= at for at in time.extra), len(time.extra)
         dense = 1 - time.initial
@@ -150,6 +159,10 @@ class AtSteps(Schedule):
 @dataclass(frozen=True)
 class Alternating(Schedule):
     """Prune to the final sparsity and bring every weight back in turn, at the timeline's ``extra`` steps alone."""
+
+    @property
+    def needs_extra(self) -> bool:
+        return True
 
     def sparsity(self, step: int, time: Timeline) -> float:
         done = sum(at <= step for at in time.extra)
@@ -208,6 +221,10 @@ class Thinned(Schedule):
     @property
     def peak(self) -> float:
         return self.schedule.peak
+
+    @property
+    def needs_extra(self) -> bool:
+        return self.schedule.needs_extra
 
     def sparsity(self, step: int, time: Timeline) -> float:
         return self.schedule.sparsity(step, time)

@@ -39,6 +39,10 @@ QUICK = ["--epochs", "1", "--batch", "300", "--device", "cpu"]
         (["--out", "gs://bucket/runs"], "must be a path, got 'gs://bucket/runs'"),
         (["--budget", "1w", "--out", "x"], "'1w' is not a time"),
         (["--cpus", "2", "--out", "x"], "--cpus is for --on"),
+        (
+            ["--on", "ray", "--device", "cuda:1", "--out", "x"],
+            "--device must be auto, cpu or cuda with --on, got cuda:1",
+        ),
     ],
 )
 def test_wrong_input_is_one_line(tmp_path, monkeypatch, capsys, words, said):
@@ -46,6 +50,21 @@ def test_wrong_input_is_one_line(tmp_path, monkeypatch, capsys, words, said):
     assert main(["sweep", *QUICK, *words]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("given", "meant"), [([], None), (["auto"], None), (["cuda"], "cuda"), (["cpu"], "cpu")])
+def test_with_on_the_device_is_one_of_the_cluster(monkeypatch, given, meant):
+    seen = []
+    monkeypatch.setattr("dcil.cli.sweep.plan_sweep", lambda *given: [])
+    monkeypatch.setattr("dcil.cli.sweep.train_all", lambda console, runs, args, budget: seen.append(args.device) or {})
+    words = ["sweep", "--out", "x", "--on", "ray", *(f"--device={name}" for name in given)]
+    assert main(words) == 0 and seen == [torch.device(meant) if meant else None]
+
+
+def test_without_on_the_device_is_one_of_this_machine(capsys):
+    assert main(["sweep", "--out", "x", "--device", "gpu"]) == 2
+    err = capsys.readouterr().err
+    assert "--device must be a device of this machine, got gpu" in err and err.count("\n") == 1
 
 
 def test_without_ray_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):

@@ -137,3 +137,9 @@ def test_a_bound_that_bounds_nothing_is_refused(bound, tmp_path, capsys):
     words = ["export", str(tmp_path / "run"), "--to", "cpu", "--out", str(tmp_path / "net.dcil"), "--dtype", "int8"]
     assert main([*words, "--calibrate", "8", "--bound", bound]) == 2
     assert "--bound must be >= 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--calibrate", "--bound", "--data-dir"])
+def test_options_of_int8_are_refused_without_it(option, tmp_path, capsys):
+    assert main(["export", "run", "--to", "cpu", "--out", str(tmp_path / "net.plan"), option, "8"]) == 2
+    assert capsys.readouterr().err == f"dcil: {option} goes with --to cpu --dtype int8 only (drop it)\n"

@@ -205,6 +205,13 @@ def test_a_training_of_few_steps_ends_compressed():
         assert any(method.due(step) for step in range(1, steps + 1))
 
 
+def test_the_first_phase_of_acdc_is_dense_and_may_be_long():
+    method = ACDC(sparsity=0.5, steps=100, begin=0.8, ramp=0.1)
+    assert method.sparsity_at(79) == 0.0 and min(step for step in range(101) if method.due(step)) == 80
+    with pytest.raises(UserError, match=r"ACDC: initial_sparsity must be 0, got 0.25 \(the first phase is dense\)"):
+        ACDC(sparsity=0.5, steps=100, initial_sparsity=0.25)
+
+
 # -- topkast ----------------------------------------------------------------------------------------------------------
 
 

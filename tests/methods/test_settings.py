@@ -24,6 +24,7 @@ from dcil import (
     OBD,
     OBS,
     SM,
+    Alternating,
     AtSteps,
     Constant,
     Criterion,
@@ -156,6 +157,17 @@ def test_what_was_accepted_and_failed():
     for kind, settings, said in wrong:
         with pytest.raises(UserError, match=f"^{kind.__name__}: {said}"):
             kind(**{"sparsity": 0.5, "steps": 10} | settings)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("schedule", [Alternating(), AtSteps(), Thinned(AtSteps())])
+def test_a_schedule_that_would_never_prune_is_refused(name, schedule):
+    if METHODS[name].extra_steps:
+        for steps in (1, 6, 1000):
+            assert example(name, steps=steps, schedule=schedule).timeline.extra
+    else:
+        with pytest.raises(UserError, match=r"schedule must be one with regular updates, got .* \(.*Cubic\(\)\)"):
+            example(name, schedule=schedule)
 
 
 def test_numpy_scalars_are_python_numbers_afterwards():

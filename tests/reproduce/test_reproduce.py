@@ -170,12 +170,15 @@ def test_table_names():
         tables.parse_names("fast-convergense")
 
 
-def test_dry_run_and_list(tiny_table, tmp_path, capsys):
+def test_dry_run_and_list(tiny_table, tmp_path, monkeypatch, capsys):
     assert main(["--list"]) == 0
     assert main(["tiny", "--dry-run", "--seeds", "2", "--out", str(tmp_path / "none")]) == 0
     text = capsys.readouterr().out
     assert "0 of 8 runs" in text and text.index("dense-seed1") < text.index("dcil-0.9-seed0")
     assert not (tmp_path / "none").exists()
+    monkeypatch.setattr("dcil.cli.on_ray.cluster", None)  # none is started for a list
+    assert main(["tiny", "--dry-run", "--on", "ray", "--out", str(tmp_path / "none")]) == 0
+    assert "dcil-0.9-seed0" in (text := capsys.readouterr().out) and "0 of 12 runs" in text
     assert seconds("25m") == 1500 and seconds("90") == 90
     with pytest.raises(UserError, match="TABLE must be given"):
         main([])

@@ -8,6 +8,7 @@ import pytest
 
 from dcil import report
 from dcil.cli import main
+from dcil.cli.search import how_many
 from dcil.errors import UserError
 from dcil.report.search import Scored, influence, ranks
 from dcil.train.search_record import COMPLETE, FAILED, STOPPED, SearchRecord, Trial, read
@@ -31,6 +32,14 @@ def test_axes_are_ranges_and_lists_of_their_type():
     assert schedule == Axis("set.schedule", ("cubic", "constant"))
     assert granularity.choices == ("weight", "2:4")
     assert parse_space(["method=dpf,gmp", "every=8,16"], {})[1].choices == (8, 16)
+
+
+def test_lists_have_no_more_trials_than_combinations(capsys):
+    lists = ["lr=0.1,0.2,0.3", "every=8,16"]
+    assert how_many(16, parse_space(lists, {})) == 6
+    assert capsys.readouterr().out == "the lists have 6 combinations: as many trials, not 16\n"
+    assert how_many(6, parse_space(lists, {})) == 6 and how_many(16, parse_space([*lists, "kl=0..1"], {})) == 16
+    assert not capsys.readouterr().out
 
 
 def test_values_become_the_config_of_a_run():

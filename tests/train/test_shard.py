@@ -294,8 +294,10 @@ def test_parts_that_are_not_those_of_the_checkpoint(text: list[str], tmp_path: P
     assert said(said_by(out)).count("\n") == 1 and f"{part.name} is missing; restore it" in said(said_by(out))
     part.write_bytes(whole)
     (part.parent / "more.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match=r"must hold its parts alone, has more.safetensors"):
+    with pytest.raises(UserError, match=r"must hold its parts alone, has more.safetensors; remove that file$"):
         load_net(RunFolder(out))
+    (part.parent / "more.safetensors").rename(part.parent / ".nfs0123")
+    load_net(RunFolder(out))
     notes = checkpoint.read_notes(file := out / "checkpoint.safetensors")
     del notes["sha256"]
     for parts, words in (('{"../../config.json": "0"}', "is the name of no part"), ("[1", "Expecting")):
@@ -334,6 +336,20 @@ def test_parts_are_on_disk_before_the_checkpoint_names_them(tmp_path: Path) -> N
         save({"w": torch.ones(3)}, storage_writer=PartsWriter(tmp_path, published.append), no_dist=True)
     [part] = tmp_path.iterdir()
     assert synced[part.stat().st_ino] == part.stat().st_size and [*published[0]] == [part.name]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_a_killed_attempt_left_is_removed_but_no_part_of_the_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-parts" / "14"
+    folder.mkdir(parents=True)
+    stray, other = folder / "shard-00004-model-00001-of-00001.safetensors", folder / ".nfs0123"
+    notes = {"format": checkpoint.IN_PARTS, "epoch": "1", "config": "{}", "metrics": "0", "parts": "{}"}
+    for present, left in (("14", True), ("7", False)):
+        stray.touch()
+        other.touch()
+        checkpoint.publish(tmp_path / "checkpoint.safetensors", {}, notes | {"step": present})
+        save({"w": torch.ones(3)}, storage_writer=PartsWriter(folder, lambda digests: None), no_dist=True)
+        assert stray.exists() == left and other.exists() and len([*folder.iterdir()]) == 2 + left
 
 
 def full_disk(*words: str) -> int:

@@ -29,28 +29,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibrate", type=up_to(1 << 16), default=None, metavar="N", help="int8: training images to calibrate on"
     )
     help = f"int8: points of top-1 it may cost without a remark ({BOUND})"
-    parser.add_argument("--bound", type=value_reader(float), default=BOUND, metavar="POINTS", help=help)
-    parser.add_argument("--data-dir", type=filepath, default=DATA_DIR, metavar="DIR", help=f"int8: {DATA_DIR_HELP}")
+    parser.add_argument("--bound", type=value_reader(float), metavar="POINTS", help=help)
+    parser.add_argument("--data-dir", type=filepath, metavar="DIR", help=f"int8: {DATA_DIR_HELP}")
 
 
 def is_wanted(args: argparse.Namespace) -> bool:
     """Return whether the export is one in int8; refuse options that do not go together."""
-    if args.dtype != "int8" and args.calibrate is not None:
-        raise UserError("--calibrate goes with --to cpu --dtype int8 only (drop it)")
+    for name in ("calibrate", "bound", "data_dir"):
+        if args.dtype != "int8" and getattr(args, name) is not None:
+            raise UserError(f"--{name.replace('_', '-')} goes with --to cpu --dtype int8 only (drop it)")
     if args.dtype == "int8" and args.to != "cpu":
         raise UserError(f"--dtype int8 goes with --to cpu only, got --to {args.to}")
     if args.dtype == "int8" and args.calibrate is None:
         raise UserError("--dtype int8 needs images to calibrate on: give --calibrate N, such as 256")
-    if not args.bound >= 0:  # NaN would let every loss pass
+    if args.bound is not None and not args.bound >= 0:  # NaN would let every loss pass
         raise UserError(f"--bound must be >= 0, got {args.bound} (points of top-1)")
     return bool(args.dtype == "int8")
 
 
 def write_int8(args: argparse.Namespace, folder: RunFolder, model: nn.Module, notes: Mapping[str, str]) -> Written:
     """Write the plan and print what int8 changes."""
-    images, test = calibration_images(folder, args.calibrate, args.data_dir)
+    images, test = calibration_images(folder, args.calibrate, args.data_dir or DATA_DIR)
     written, change = export_int8(model, args.out, images, test, notes)
-    for line in change.lines(args.bound):
+    for line in change.lines(BOUND if args.bound is None else args.bound):
         say(line)
     return written
 

@@ -36,15 +36,27 @@ def add_options(parser: Parser) -> None:
         help="train on a Ray cluster: ray (RAY_ADDRESS, else one started on this machine), ray:auto or ray:HOST:PORT",
     )
     parser.add_argument("--cpus", type=up_to(1024), metavar="N", help="with --on: CPUs and threads of a run (1)")
-    parser.set_defaults(device=None)  # found out later: that of the cluster may not be here
+    parser.read_later("--device")  # that of the cluster may not be here
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse --cpus without --on; without --on decide the device, which is of this machine."""
-    if args.on is None:
-        if args.cpus is not None:
-            raise UserError("--cpus is for --on; here OMP_NUM_THREADS=N sets the threads")
-        args.device = args.device or device("auto")
+    """Refuse --cpus without --on; read --device, which is of this machine or with --on of the cluster."""
+    if args.on is not None:
+        args.device = device_there(args.device)
+        return
+    if args.cpus is not None:
+        raise UserError("--cpus is for --on; here OMP_NUM_THREADS=N sets the threads")
+    try:
+        args.device = device(args.device)
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"--device {error}") from None
+
+
+def device_there(name: str) -> torch.device | None:
+    """Read --device of a cluster, which need not be one of this machine; None: what the cluster has."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise UserError(f"--device must be auto, cpu or cuda with --on, got {name} (Ray gives each run its GPU)")
+    return None if name == "auto" else torch.device(name)
 
 
 def address(text: str) -> str:

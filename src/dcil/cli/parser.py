@@ -36,6 +36,10 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, "must have a value, got '--'")
         return super()._get_values(action, arg_strings)
 
+    def read_later(self, option: str) -> None:
+        """Leave an option as its text, which the command reads when it knows the others."""
+        self._option_string_actions[option].type = str
+
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         parsed, rest = self.parse_known_args(list(words))
         if rest:

@@ -124,6 +124,9 @@ def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
     runs = [CellRun(cell, seed, out, args.epochs) for cell in cells for seed in range(seeds[cell])]
     if args.on is None:
         return run_missing(args, runs, out, budget, None)
+    if args.dry_run:  # without the cluster nothing is known of its devices: times are those of one run at a time
+        tell_missing(runs, Estimate(records.read_all(out)), 1, listed=True)
+        return 0
     with on_ray.cluster(args, {cell.model for cell in cells}) as share:
         return run_missing(args, runs, out, budget, share)
 
@@ -135,19 +138,9 @@ def run_missing(
     options = run_options(args, [run.cell for run in runs], share)
     known = hardware(environment(args.device)) if share is None else ""  # that of a cluster may be of several kinds
     estimate = Estimate(records.read_all(out), options.at_once, known)
-    left = {run: estimate.seconds_left(run) for run in runs if not run.done}
-    missing = sorted(left, key=lambda run: (left[run], run.seed))
-    if args.dry_run:
-        for run in missing:
-            say(f"{run.label:52} {duration(left[run]):>12}  {estimate.pace(run).basis}")
-    done = len(runs) - len(missing)
-    if not missing:
-        say(f"all {done} runs are recorded")
-        return 0
     at_once = options.at_once if share is None else max(1, on_ray.capacity(share))
-    rest = f"about {duration(sum(left.values()) / at_once)}, {at_once} at once{estimate.basis}"
-    say(f"{done} of {len(runs)} runs are recorded; the rest takes {rest}")
-    if args.dry_run:
+    missing = tell_missing(runs, estimate, at_once, args.dry_run)
+    if args.dry_run or not missing:
         return 0
     failures = check_inputs(missing, options, out)
     wanted = [run for run in missing if run.label not in failures]
@@ -158,6 +151,20 @@ def run_missing(
     else:
         failures |= on_ray.reproduce(console(), wanted, out, options, share, budget, args.tidy)
     return tell(runs, failures)
+
+
+def tell_missing(runs: Sequence[CellRun], estimate: Estimate, at_once: int, listed: bool) -> list[CellRun]:
+    """Return the runs without a record, cheapest first; say how many, how long they take, and if wanted which."""
+    left = {run: estimate.seconds_left(run) for run in runs if not run.done}
+    missing = sorted(left, key=lambda run: (left[run], run.seed))
+    for run in missing if listed else ():
+        say(f"{run.label:52} {duration(left[run]):>12}  {estimate.pace(run).basis}")
+    if not missing:
+        say(f"all {len(runs)} runs are recorded")
+        return []
+    rest = f"about {duration(sum(left.values()) / at_once)}, {at_once} at once{estimate.basis}"
+    say(f"{len(runs) - len(missing)} of {len(runs)} runs are recorded; the rest takes {rest}")
+    return missing
 
 
 def tell(runs: Sequence[CellRun], failures: Mapping[str, str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.console import Console
@@ -17,7 +18,7 @@ from dcil.train.budget import Budget
 from dcil.train.plan import REPORT, Options, check_parent
 from dcil.train.remote_runs import Place
 from dcil.train.search_record import COMPLETE, FAILED, STOPPED, SearchRecord
-from dcil.train.search_space import check_space, config_with, parse_space
+from dcil.train.search_space import Axis, check_space, combinations, config_with, parse_space
 
 TRIALS, RUNGS = 16, 9
 
@@ -62,7 +63,7 @@ def run(console: Console, args: argparse.Namespace, options: Options, budget: Bu
         grace,
     ).resume(args.out)
     data.load(config.dataset, args.data_dir)  # what is missing is downloaded here, not by all workers at once
-    trials = max(args.trials or TRIALS, len(record.trials))
+    trials = max(how_many(args.trials or TRIALS, space), len(record.trials))
     with on_ray.cluster(args, {config.model}) as share:
         settings = replace(engine_settings(args), shared_gpu=0 < share.gpus < 1)
         place = Place(args.data_dir, args.device.type, settings)
@@ -70,6 +71,14 @@ def run(console: Console, args: argparse.Namespace, options: Options, budget: Bu
         search = Search(args.out, space, record, trials, config.total_epochs, config.seed, place, minutes)
         search_on_ray(search, share, budget, console)
     return tell(args, record)
+
+
+def how_many(wanted: int, space: Sequence[Axis]) -> int:
+    """Return the number of trials: no more than there are combinations, since more would repeat some."""
+    found = min(wanted, combinations(space))
+    if found < wanted:
+        say(f"the lists have {found} combinations: as many trials, not {wanted}")
+    return int(found)
 
 
 def tell(args: argparse.Namespace, record: SearchRecord) -> int:

@@ -23,6 +23,8 @@ class ACDC(Zeroed):
     rounds   decompressed phases
     last     part of ``steps`` of the last compressed phase
 
+    ``ramp`` has no effect: each compressed phase has the final sparsity.
+
     Original (github.com/IST-DASLab/ACDC), on CIFAR-10: of 200 epochs 10 dense, 4 times 20 compressed and 20 dense, 30
     compressed; one ranking of all convolutions and the classifier; momentum is reset where dense phases begin and
     nowhere else. (ImageNet: phases of 5 epochs of 100, the last dense one of 10.)
@@ -36,10 +38,13 @@ class ACDC(Zeroed):
     schedule: Schedule = Alternating()
     classifier: bool = True
 
+    extra_steps: ClassVar[bool] = True
+    grows: ClassVar[bool] = False
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, NM)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.require("initial_sparsity", self.initial_sparsity == 0, "0", "the first phase is dense")
         self.require("rounds", 0 <= self.rounds <= 1000, "from 0 to 1000")
         most = 1 - self.begin
         self.require("last", 0 < self.last <= most, f"> 0 and <= 1 - begin, {most:g}", "a part of the steps")

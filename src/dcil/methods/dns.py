@@ -46,6 +46,7 @@ class DNS(Method):
     schedule: Schedule = Constant()
 
     paths: ClassVar[Mapping[str, views.View]] = {"pruned": views.straight_through}
+    extra_steps: ClassVar[bool] = True
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight,)
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ class FiltersPerEpoch(Method):
     shortcuts: bool = new_default(False, before=True)
     schedule: Schedule = Constant()
 
+    extra_steps: ClassVar[bool] = True
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Filter,)
 
     @property

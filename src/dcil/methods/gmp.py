@@ -29,6 +29,7 @@ class GMP(Zeroed):
     stem: bool = False
     classifier: bool = True
 
+    extra_steps: ClassVar[bool] = True
     granularities: ClassVar[tuple[type[Granularity], ...]] = (Weight, Filter, NM)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from dcil.method import StepContext
 from dcil.methods.zeroed import Zeroed
@@ -31,6 +32,8 @@ class OneShot(Zeroed):
     fresh: bool = True
     constant: bool = True
     schedule: Schedule = AtSteps()
+
+    extra_steps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import nn
 
@@ -35,6 +36,8 @@ class Rewind(Zeroed):
     rounds: int = 1
     schedule: Schedule = AtSteps()
     classifier: bool = True
+
+    extra_steps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -43,6 +43,9 @@ from dcil.sharding import is_sharded, like
 
 #: The name of a part, as HuggingFaceStorageWriter gives it.
 PART = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
+#: What DCP reads of a folder: all of them. Others are not of a checkpoint, such as the .nfs… of files in use.
+ANY_PART = "*.safetensors"
+FILE = "checkpoint.safetensors"
 
 
 class PartsWriter(HuggingFaceStorageWriter):
@@ -51,6 +54,13 @@ class PartsWriter(HuggingFaceStorageWriter):
     def __init__(self, folder: Path, publish: Callable[[dict[str, str]], None]) -> None:
         super().__init__(str(folder), save_distributed=True)
         self.folder, self.publish = folder, publish
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Remove the parts of a killed attempt of other processes; rank 0 calls this before any part is written."""
+        if checkpoint.read_notes(self.folder.parents[1] / FILE).get("step") != self.folder.name:
+            for part in self.folder.glob(ANY_PART):
+                part.unlink()
+        return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         results = super().write_data(plan, planner).wait()
@@ -73,7 +83,7 @@ class ShardedCheckpoints:
     """The checkpoints of a run in ``path`` whose network is sharded; every process has one and calls it together."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.file = path, path / "checkpoint.safetensors"
+        self.path, self.file = path, path / FILE
         self.group = dist.new_group(backend="gloo")  # its own, because threads communicate while the training does
         self.writing: Future[Any] | None = None
 
@@ -165,8 +175,8 @@ def check_parts(path: Path, notes: Mapping[str, str], rank: int = 0, world: int 
         with naming_file(folder / name, f"restore it, or {ANEW}"):
             if file_digest(folder / name) != digests[name]:
                 raise ValueError("its checksum is wrong")
-    if strange := {file.name for file in folder.iterdir()} - set(digests):
-        raise ValueError(f"{folder} must hold its parts alone, has {min(strange)}")
+    if strange := {file.name for file in folder.glob(ANY_PART)} - set(digests):
+        raise UnreadableFile(f"{folder} must hold its parts alone, has {min(strange)}; remove that file")
 
 
 def reason_of(error: CheckpointException) -> BaseException:

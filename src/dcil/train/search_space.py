@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -99,6 +100,11 @@ def parse_space(texts: Sequence[str], options: Options) -> tuple[Axis, ...]:
     if both := [name for name in names if name in options]:
         raise UserError(f"--search draws the values of --{both[0].replace('_', '-')}; give one of the two")
     return space
+
+
+def combinations(space: Sequence[Axis]) -> float:
+    """Return how many trials differ: infinitely many, unless every axis lists its values."""
+    return math.prod(len(axis.choices) or math.inf for axis in space)
 
 
 def check_space(space: Sequence[Axis], options: Options, recipe: str | None) -> None:
