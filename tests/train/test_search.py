@@ -12,7 +12,7 @@ from dcil.cli.search import how_many
 from dcil.errors import UserError
 from dcil.report.search import Scored, influence, ranks
 from dcil.train.search_record import COMPLETE, FAILED, STOPPED, SearchRecord, Trial, read
-from dcil.train.search_space import Axis, check_space, config_with, parse_space, trial_name
+from dcil.train.search_space import Axis, check_space, config_with, not_tried, parse_space, trial_name
 
 QUICK = ["--epochs", "2", "--batch", "300", "--device", "cpu"]
 
@@ -40,6 +40,9 @@ def test_lists_have_no_more_trials_than_combinations(capsys):
     assert capsys.readouterr().out == "the lists have 6 combinations: as many trials, not 16\n"
     assert how_many(6, parse_space(lists, {})) == 6 and how_many(16, parse_space([*lists, "kl=0..1"], {})) == 16
     assert not capsys.readouterr().out
+    known = {"lr": 0.2, "every": 16}
+    rest = not_tried(parse_space(lists, {}), [known])
+    assert len(rest) == 5 and known not in rest and {"lr": 0.3, "every": 8} in rest
 
 
 def test_values_become_the_config_of_a_run():

@@ -32,7 +32,7 @@ from dcil.train.memory import keep_freed_memory
 from dcil.train.parallel import reason
 from dcil.train.remote_runs import Place, train_at
 from dcil.train.search_record import COMPLETE, FAILED, STOPPED, SearchRecord, Trial
-from dcil.train.search_space import Axis, config_with, trial_name
+from dcil.train.search_space import Axis, combinations, config_with, not_tried, trial_name
 from dcil.train.sweep import option_types, typed_options
 
 try:
@@ -127,9 +127,11 @@ def domain(axis: Axis) -> Any:
 
 
 def sampler(search: Search) -> Any:
-    """Return what draws values: first those of earlier trials, then new ones."""
+    """Return what draws values: first those of earlier trials, then new ones; of lists, if all fit, each once."""
     known = [trial.values for trial in search.record.trials]
     seed = search.seed + len(known)  # else the first new trial would be the first old one
+    if combinations(search.space) <= search.trials:
+        known += not_tried(search.space, known)
     if importlib.util.find_spec("optuna"):
         from ray.tune.search.optuna import OptunaSearch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -105,6 +106,13 @@ def parse_space(texts: Sequence[str], options: Options) -> tuple[Axis, ...]:
 def combinations(space: Sequence[Axis]) -> float:
     """Return how many trials differ: infinitely many, unless every axis lists its values."""
     return math.prod(len(axis.choices) or math.inf for axis in space)
+
+
+def not_tried(space: Sequence[Axis], known: Sequence[Values]) -> list[dict[str, Any]]:
+    """Return the combinations of lists that are not among the ``known`` trials."""
+    names, tried = [axis.name for axis in space], {trial_name(values) for values in known}
+    found = (dict(zip(names, values, strict=True)) for values in itertools.product(*(axis.choices for axis in space)))
+    return [values for values in found if trial_name(values) not in tried]
 
 
 def check_space(space: Sequence[Axis], options: Options, recipe: str | None) -> None:
