@@ -127,7 +127,6 @@ def test_the_budget_ends_a_grid_that_the_same_command_resumes(tmp_path, capfd):
     assert main([*words, "--parallel", "1", "--budget", "15s"]) == 0
     assert time.monotonic() - begun < 100
     assert "0 of 3 runs are complete; the same command resumes" in capfd.readouterr().out
-    assert len(list(tmp_path.glob("*/config.json"))) <= 1  # at most one at once
 
 
 def test_cells_are_recorded_and_tidied_up(tmp_path, monkeypatch):
