@@ -65,6 +65,7 @@ def choose_fused(net: SparseNet, optimizer: Optimizer, settings: EngineSettings,
     if stack and alike and not settings.low_memory and len(paths) > 1:
         groups.insert(0, [paths])
     side_streams = not settings.shared_gpu and (narrow or len(paths) == 1)
+    stem = not narrow and alike and not settings.low_memory and len(paths) > 1  # images are large there, launches few
     dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float32
     try:
         model = traced(net.model, x)
@@ -73,7 +74,9 @@ def choose_fused(net: SparseNet, optimizer: Optimizer, settings: EngineSettings,
     flat = FlatParameters(net, optimizer, momentum=is_plain_sgd(optimizer))
     for group in groups:
         try:
-            executor = FusedExecutor(net, flat, dtype, group, side_streams, serial=settings.low_memory, model=model)
+            executor = FusedExecutor(
+                net, flat, dtype, group, side_streams, serial=settings.low_memory, model=model, stem=stem
+            )
         except Unfusable:
             continue
         if agrees(executor, net, settings, x):
