@@ -108,7 +108,7 @@ def test_evaluation_behind_a_shared_stem(device, monkeypatch):
     "model", [Branching(width=12), Branching(pool=False), nn.Sequential(nn.MaxPool2d(2), Branching())]
 )
 def test_paths_without_a_stem_to_share_stay_apart(model, monkeypatch):
-    """12 channels of two paths are not next to each other in memory, a norm with two readers ends the stem before itself,
+    """12 channels of two paths are not next to each other in memory, a norm with two readers ends the stem before it,
     and pooling of the images has no weights."""
     monkeypatch.setattr(choose, "NARROW", 0)
     assert engine_of(model, DCIL(sparsity=0.8, steps=1000), "cpu", 1).executor.stem is None

@@ -163,6 +163,18 @@ def test_filter():
         tables.cells_of_all(["imagenet"], "resnet20")
 
 
+def test_cells_are_trained_in_the_order_in_which_they_are_named(capsys, tmp_path):
+    """The cheapest first of those that one part of the filter names."""
+    labels = []
+    for named in ("resnet32/dcil-0.95,wrn-28-2/dcil,dpf", "dpf,dcil"):
+        command = ["cifar100-unstructured", "--seeds", "1", "--dry-run", "--cells", named]
+        assert main([*command, "--out", str(tmp_path), "--data-dir", str(tmp_path), "--device", "cpu"]) == 0
+        labels.append([line.split()[0] for line in capsys.readouterr().out.splitlines()[:-1]])
+    assert labels[0][:4] == ["cifar100/resnet32/dcil-0.95-seed0",
+                             *(f"cifar100/wrn-28-2/dcil-{s}-seed0" for s in (0.9, 0.95, 0.99))]  # fmt: skip
+    assert all("dpf" in label for label in labels[0][4:]) and "dpf" in labels[1][0] and "dcil" in labels[1][-1]
+
+
 def test_table_names():
     assert tables.parse_names("warmup") == ["warmup-cifar10", "warmup-imagenet"]
     assert tables.parse_names("imagenet,beyond") == ["imagenet", "beyond"]

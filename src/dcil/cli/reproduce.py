@@ -72,7 +72,9 @@ def main(words: Sequence[str]) -> int:
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("table", nargs="?", metavar="TABLE", help="the table to train (see --list)")
-    parser.add_argument("--cells", metavar="FILTER", help="cells to train: parts of their names, or patterns with *")
+    parser.add_argument(
+        "--cells", metavar="FILTER", help="cells to train, in this order: parts of their names, or patterns with *"
+    )
     parser.add_argument(
         "--seeds", type=up_to(1000), metavar="N", help="runs per cell, seeds 0 to N-1 (3; of a method in beyond 1)"
     )
@@ -125,7 +127,7 @@ def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
     if args.on is None:
         return run_missing(args, runs, out, budget, None)
     if args.dry_run:  # without the cluster nothing is known of its devices: times are those of one run at a time
-        tell_missing(runs, Estimate(records.read_all(out)), 1, listed=True)
+        tell_missing(args, runs, Estimate(records.read_all(out)), 1)
         return 0
     with on_ray.cluster(args, {cell.model for cell in cells}) as share:
         return run_missing(args, runs, out, budget, share)
@@ -134,12 +136,12 @@ def run_tables(args: argparse.Namespace, out: Path, budget: Budget) -> int:
 def run_missing(
     args: argparse.Namespace, runs: Sequence[CellRun], out: Path, budget: Budget, share: Share | None
 ) -> int:
-    """Train the runs without a record, cheapest first."""
+    """Train the runs without a record: in the order in which --cells names them, cheapest first."""
     options = run_options(args, [run.cell for run in runs], share)
     known = hardware(environment(args.device)) if share is None else ""  # that of a cluster may be of several kinds
     estimate = Estimate(records.read_all(out), options.at_once, known)
     at_once = options.at_once if share is None else max(1, on_ray.capacity(share))
-    missing = tell_missing(runs, estimate, at_once, args.dry_run)
+    missing = tell_missing(args, runs, estimate, at_once)
     if args.dry_run or not missing:
         return 0
     failures = check_inputs(missing, options, out)
@@ -153,11 +155,11 @@ def run_missing(
     return tell(runs, failures)
 
 
-def tell_missing(runs: Sequence[CellRun], estimate: Estimate, at_once: int, listed: bool) -> list[CellRun]:
-    """Return the runs without a record, cheapest first; say how many, how long they take, and if wanted which."""
+def tell_missing(args: argparse.Namespace, runs: Sequence[CellRun], estimate: Estimate, at_once: int) -> list[CellRun]:
+    """Return the runs without a record in the order of training; say how many, how long, and for a dry run which."""
     left = {run: estimate.seconds_left(run) for run in runs if not run.done}
-    missing = sorted(left, key=lambda run: (left[run], run.seed))
-    for run in missing if listed else ():
+    missing = sorted(left, key=lambda run: (tables.place_among(run.cell, args.cells) or 0, left[run], run.seed))
+    for run in missing if args.dry_run else ():
         say(f"{run.label:52} {duration(left[run]):>12}  {estimate.pace(run).basis}")
     if not missing:
         say(f"all {len(runs)} runs are recorded")

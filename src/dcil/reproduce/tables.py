@@ -104,21 +104,24 @@ def select(cells: Sequence[Cell], pattern: str | None) -> list[Cell]:
     """Return the cells that ``pattern`` selects: words of ids, or patterns with *, several with commas."""
     if pattern is None:
         return list(cells)
-    chosen = [cell for cell in cells if matches(cell, pattern.split(","))]
+    chosen = [cell for cell in cells if place_among(cell, pattern) is not None]
     if not chosen:
         raise UserError(f"--cells must match a cell, got {pattern!r} (for example {cells[-1].id})")
     return chosen
 
 
-def matches(cell: Cell, patterns: Sequence[str]) -> bool:
+def place_among(cell: Cell, pattern: str | None) -> int | None:
+    """Return the number of the first part of ``pattern`` that selects the cell: parts name their cells in the order in
+    which they are trained. None if no part does."""
+    parts = [] if pattern is None else pattern.split(",")
+    return next((i for i, part in enumerate(parts) if part and matches(cell, part)), None)
+
+
+def matches(cell: Cell, part: str) -> bool:
     """Match a pattern with * against the whole id, others against whole words of it, so that 0.9 is not 0.95."""
-    return any(
-        fnmatch.fnmatchcase(cell.id, pattern)
-        if "*" in pattern
-        else re.search(rf"(^|[/-]){re.escape(pattern)}($|[/-])", cell.id)
-        for pattern in patterns
-        if pattern
-    )
+    if "*" in part:
+        return fnmatch.fnmatchcase(cell.id, part)
+    return re.search(rf"(^|[/-]){re.escape(part)}($|[/-])", cell.id) is not None
 
 
 def all_cells() -> dict[str, Cell]:

@@ -64,7 +64,7 @@ def take_stem(programs: Sequence[Program], device: torch.device) -> Stem | None:
 
 
 def stem_nodes(run: fx.GraphModule) -> list[fx.Node]:
-    """Return the layers before the first branch: a convolution of the images, then norm and pooling; none if it would be
+    """Return the layers before the first branch: a convolution of the images, then norm and pooling; none if there is
     the convolution alone, which saves less than it costs to divide what it returns."""
     (node,) = run.graph.find_nodes(op="placeholder")
     found: list[fx.Node] = []
