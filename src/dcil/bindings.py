@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,7 +28,6 @@ class Bindings:
         modules = [net, *net.model.modules(), *chain.from_iterable(owner.modules() for owner in private.values())]
         self._tables = [table for module in modules for table in (module._modules, module._parameters)]
         self._held = list(chain.from_iterable(map(dict.values, self._tables)))
-        self._ids = [id(found) for found in self._held]  # held, so that no other object gets their number
         self._settled = False
         self.places: dict[str, list[Place]] = {}
         for name, place in places_of(net.model):
@@ -50,7 +50,10 @@ class Bindings:
 
     def current(self) -> bool:
         """Whether every module and every parameter is the one that it was."""
-        return self._settled or list(map(id, chain.from_iterable(map(dict.values, self._tables)))) == self._ids
+        if self._settled:
+            return True
+        same = map(is_, self._held, chain.from_iterable(map(dict.values, self._tables)))
+        return sum(map(len, self._tables)) == len(self._held) and all(same)
 
     @contextmanager
     def settled(self) -> Iterator[None]:

@@ -85,9 +85,10 @@ class Paths(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """In training: {path name: its output}. In evaluation: the pruned path's plain output."""
-        paths = list(self.method.paths) if self.training else ["pruned"]
-        views, share = self.views(paths), self.method.share
+        paths, share = list(self.method.paths) if self.training else ["pruned"], self.method.share
+        self._checks.masks(self)  # sees layers that were exchanged, which the bindings would follow
         with self.bindings.settled():
+            views = self.views(paths)
             outputs = {p: self._output(p, views.get(p), *first_samples(args, kwargs, share(p))) for p in paths}
         return outputs if self.training else outputs["pruned"]
 
@@ -103,10 +104,9 @@ class Paths(nn.Module):
         with self._checks.watched(self, path, seen), fsdp.substituted(blocks, lambda names: self.tensors(path, names)):
             output = self.call(seen, *args, **kwargs)
         self._checks.output(path, output)
-        if path != "pruned":  # a module that assigned its buffer anew left the new one in ``seen``
-            for key, buffer in self._private(path).named_buffers():
-                if (new := seen[self._first_names.get(key, key)]) is not buffer:
-                    buffer.copy_(new.detach())
+        for name, (table, key) in self.bindings.private_buffers.get(path, ()):
+            if (new := seen[name]) is not (buffer := table[key]):  # a module that assigned it anew left the new one
+                buffer.copy_(new.detach())
         return output
 
     def call(self, tensors: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:

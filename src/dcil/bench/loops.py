@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from torch.optim import Optimizer
 import dcil
 from dcil import DCIL, Dense, Method, SparseNet, models
 from dcil.bench import train
-from dcil.bench.clock import median_ms, wait
+from dcil.bench.clock import call_ms, in_turns, median_ms, wait
 from dcil.engine import EngineSettings
 from dcil.runs.environment import environment
 from dcil.runs.outputs import write_output_text
@@ -167,25 +168,49 @@ def torch_step(
     return step
 
 
-def measure(name: str, method: str, loop: str, device: torch.device, calls: int, rounds: int) -> Row:
-    """Time one training; whatever a compiler stumbles over, the others are measured."""
+def measure(name: str, loop: str, device: torch.device, calls: int, rounds: int) -> list[Row]:
+    """Time dense training and DCIL in turns, so that what else the machine does affects both; whatever a compiler
+    stumbles over, the other is measured."""
     torch._dynamo.reset()
+    prepared = {
+        method: prepare(name, method, loop, device) for method in ("dense", "dcil") if offered(name, method, loop)
+    }
+    trainings = {method: training for method, (training, _) in prepared.items() if training is not None}
+
+    def clock(training: Training) -> Callable[[], float]:
+        return lambda: call_ms(training.step, device, calls)
+
+    with fastest(device):
+        times = in_turns({method: clock(training) for method, training in trainings.items()}, rounds)
+        masks = {m: median_ms(t.update, device, 2, rounds, 4) for m, t in trainings.items() if t.update is not None}
+    rows = {method: row for method, (_, row) in prepared.items()}
+    for method, ms in times.items():
+        how = trainings[method].how()
+        rows[method] = replace(rows[method], ms=statistics.median(ms), how=how, masks_ms=masks.get(method))
+    return list(rows.values())
+
+
+def offered(name: str, method: str, loop: str) -> bool:
+    """Return whether there is such a training: dense has one path anyway, and not every network has data."""
+    return (method, loop) != ("dense", LOW) and (loop != ENGINE or name in train.CASES)
+
+
+def prepare(name: str, method: str, loop: str, device: torch.device) -> tuple[Training | None, Row]:
+    """Return this training after its first steps, and their memory, or None and why it cannot be had."""
     settle(device)
+    held = allocated(device)
     start = time.perf_counter()
     try:
         with fastest(device):
             training = make(name, method, loop, device)
-            for _ in range(12):
+            for _ in range(12 + 2 * PERIOD):
                 training.step()
             wait(device)
-            prepared = time.perf_counter() - start
-            ms = median_ms(training.step, device, 2 * PERIOD, rounds, calls)
-            masks = None if training.update is None else median_ms(training.update, device, 2, rounds, 4)
     except Exception as error:
         first_line = str(error).strip().partition("\n")[0]
-        return Row(name, method, loop, None, 0.0, 0.0, f"{type(error).__name__}: {first_line}")
-    peak = torch.cuda.max_memory_reserved() / 2**30 if device.type == "cuda" else 0.0
-    return Row(name, method, loop, ms, peak, prepared, training.how(), masks)
+        return None, Row(name, method, loop, None, 0.0, 0.0, f"{type(error).__name__}: {first_line}")
+    peak = (torch.cuda.max_memory_reserved() if device.type == "cuda" else held) - held
+    return training, Row(name, method, loop, None, peak / 2**30, time.perf_counter() - start)
 
 
 @contextlib.contextmanager
@@ -206,21 +231,23 @@ def settle(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
+def allocated(device: torch.device) -> int:
+    """Return the bytes that another training holds."""
+    return torch.cuda.memory_reserved() if device.type == "cuda" else 0
+
+
 def run(names: Sequence[str], loops: Sequence[str], device: torch.device, out: Path, calls: int, rounds: int) -> None:
     """Measure, print, write after every row."""
     console = Console()
     rows: list[Row] = []
     for name in names:
-        for method in ("dense", "dcil"):
-            for loop in loops:
-                if (method, loop) == ("dense", LOW) or (loop == ENGINE and name not in train.CASES):
-                    continue  # one path anyway; no data
-                rows.append(measure(name, method, loop, device, calls, rounds))
-                ms = rows[-1].ms
-                said = rows[-1].how if ms is None else f"{ms:.3f} ms {rows[-1].how}"
-                console.print(f"{name} {method} {loop}: {said}", highlight=False)
-                found = {"environment": environment(device), "rows": [asdict(row) for row in rows]}
-                write_output_text(out, json.dumps(found, indent=1) + "\n")
+        for loop in loops:
+            for row in measure(name, loop, device, calls, rounds):
+                rows.append(row)
+                said = row.how if row.ms is None else f"{row.ms:.3f} ms {row.how}"
+                console.print(f"{name} {row.method} {loop}: {said}", highlight=False)
+            found = {"environment": environment(device), "rows": [asdict(row) for row in rows]}
+            write_output_text(out, json.dumps(found, indent=1) + "\n")
     console.print(table(rows))
     console.print("; ".join(f"{k} {v}" for k, v in environment(device).items()), highlight=False)
     console.print(f"written: {out}", highlight=False)
