@@ -216,14 +216,15 @@ def environments(records: Sequence[Record], trial: int | None) -> list[MarkdownB
     counts: dict[tuple[str, ...], int] = {}
     for record in records:
         for session in record.raw["sessions"]:
-            code, env = session["code"], session["environment"]
+            # A record has the engine of the process that finished it; sessions have their own, but for old ones.
+            code, env = session["code"], record.raw["environment"] | session["environment"]
             key = (
                 f"{code['dcil']} ({code.get('commit') or NONE})",
                 code.get("source", NONE),
                 env["torch"],
                 hardware(env),
-                record.raw["environment"].get("engine", NONE),
-                record.raw["environment"].get("precision", NONE),
+                env.get("engine", NONE),
+                env.get("precision", NONE),
             )
             counts[key] = counts.get(key, 0) + 1
     if not counts:

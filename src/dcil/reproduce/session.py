@@ -108,6 +108,7 @@ class ProbeCallback(RunCallback):
     def __init__(self, trainer: Trainer, options: RunOptions, snapshots: Sequence[int]) -> None:
         self.options, self.snapshots, self.steps = options, snapshots, trainer.loader.steps
         self.probe = MaskProbe(trainer.net, trainer.loader, trainer.engine.settings)
+        self.engine = trainer.engine.settings.record(trainer.engine.name)
         self.session_recorded = False
         self.needed = needed_epochs(trainer.net.method, trainer.config.total_epochs)
 
@@ -116,7 +117,7 @@ class ProbeCallback(RunCallback):
 
     def begin(self, folder: Path, epoch: int) -> None:
         if not self.session_recorded:
-            where = environment(self.options.device)
+            where = environment(self.options.device) | self.engine
             records.append_session(folder, epoch, environment=where, at_once=self.options.at_once)
             self.session_recorded = True
         self.probe.begin(epoch, self.steps)

@@ -180,7 +180,12 @@ class RunInFolder:
                     self.checkpoints.wait()
                 raise
             self.checkpoints.wait()
-            return finish(folder, trainer) if until >= total else {}
+            if until < total:
+                return {}
+            with (
+                PROCESS_LOCK
+            ):  # counting the work runs the network, which the recording of another run does not survive
+                return finish(folder, trainer)
 
     def run_epochs(self, start: Position, end: int, progress: Progress, hooks: RunCallback) -> None:
         """Train through epoch ``end`` and write checkpoints; one costs as much as many steps, so short epochs share

@@ -29,6 +29,8 @@ class BestAtOnce(NamedTuple):
 #: Networks for which it was measured (``dcil bench train --models NAME --parallel 1,2,4,8``); others take GPU_RUNS.
 BEST_AT_ONCE = {
     "resnet20": BestAtOnce(4, "benchmarks/h200.json: 1.30 ms per DCIL step and run alone, 0.99 at 4, 1.12 at 8"),
+    "resnet32": BestAtOnce(6, "benchmarks/h200-parallel.json: 1.88 ms alone, 1.69 at 4, 1.61 at 6"),
+    "wrn-28-2": BestAtOnce(4, "benchmarks/h200-parallel.json: 2.77 ms alone, 2.24 at 2, 2.27 at 4, 2.25 at 6"),
 }
 
 
@@ -60,6 +62,7 @@ def run_jobs(
             pass
         except Exception as error:  # one failure must not end the other runs
             failures[name] = reason(error)
+            console.print(f"{name} failed: {failures[name]}", markup=False, highlight=False)  # the others take long
 
     pool = ThreadPoolExecutor(at_once)
     try:
