@@ -1,8 +1,8 @@
 """Build the distributions of dcil-runtime: python native/wheels.py OUT.
 
 A source distribution, and from it a wheel for the platform that the C++ compiler writes code for; CXX may name a cross
-compiler. The wheel's tag is the oldest manylinux whose symbols suffice, as auditwheel finds them: it follows from the
-libraries that the compiler links with.
+compiler, as in CXX=aarch64-linux-gnu-g++. The wheel's tag is the oldest manylinux whose symbols suffice, as auditwheel
+finds them: it follows from the libraries that the compiler links with. Needs build, hatchling and auditwheel from PyPI.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> int:
         run("build", "--no-isolation", "--outdir", folder, PROJECT)
         (source,) = Path(folder).glob("*.tar.gz")
         (wheel,) = Path(folder).glob("*.whl")
-        run("auditwheel", "repair", "--only-plat", "--strip", "--wheel-dir", out, wheel)
+        run("auditwheel", "repair", "--only-plat", "--patcher", "none", "--wheel-dir", out, wheel)
         (out / source.name).write_bytes(source.read_bytes())
     return 0
 
