@@ -19,12 +19,13 @@ PROJECT = Path(__file__).parents[1]
 def run(module: str, *words: str | Path) -> None:
     """Run a module of this environment, which also finds the programs of this environment."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    subprocess.run([sys.executable, "-m", module, *words], check=True, env={**os.environ, "PATH": path})
+    environment = {**os.environ, "PATH": path}
+    subprocess.run([sys.executable, "-m", module, *words], check=True, cwd=PROJECT, env=environment)
 
 
 def main() -> int:
     """Build, then let auditwheel name the platform; it fails where a library is missing that it would have to add."""
-    out = Path(sys.argv[1])
+    out = Path(sys.argv[1]).resolve()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         run("build", "--no-isolation", "--outdir", folder, PROJECT)
