@@ -19,12 +19,19 @@ from sanitize import CHECKS, commands
 PROCESSORS = {"aarch64": ["max", "cortex-a53"]}
 
 
+def complain(text: str) -> int:
+    sys.stderr.write(f"{text}\n")
+    return 2
+
+
 def main() -> int:
     """Build the checks with the cross compiler and run them, but for forks, which qemu cannot do with threads."""
+    if not shutil.which(compiler()):
+        return complain(f"the C++ compiler {compiler()} is not there")
     target = machine(compiler())
     emulator, libraries = f"qemu-{target}", Path("/usr") / ask(compiler(), "-dumpmachine")
     if not shutil.which(emulator):
-        sys.exit(f"{emulator} must be installed to run programs for {target}; on Debian: apt-get install qemu-user")
+        return complain(f"{emulator} must be installed to run programs for {target}; on Debian: apt install qemu-user")
     with tempfile.TemporaryDirectory() as folder:
         program = build(Path(folder) / "check", ["-O2", "-DFEW_TILES", "-DEMULATED"], CHECKS)
         for processor in PROCESSORS.get(target, ["max"]):

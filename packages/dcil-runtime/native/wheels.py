@@ -8,12 +8,17 @@ finds them: it follows from the libraries that the compiler links with. Needs bu
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
+from build import compiler
+
 PROJECT = Path(__file__).parents[1]
+NEEDED = ("build", "hatchling", "auditwheel")
 
 
 def run(module: str, *words: str | Path) -> None:
@@ -23,8 +28,25 @@ def run(module: str, *words: str | Path) -> None:
     subprocess.run([sys.executable, "-m", module, *words], check=True, cwd=PROJECT, env=environment)
 
 
+def missing() -> list[str]:
+    """Return what of NEEDED is not installed."""
+    installed = {dist.name for dist in metadata.distributions()}
+    return [name for name in NEEDED if name not in installed]
+
+
+def complain(text: str) -> int:
+    sys.stderr.write(f"{text}\n")
+    return 2
+
+
 def main() -> int:
     """Build, then let auditwheel name the platform; it fails where a library is missing that it would have to add."""
+    if len(sys.argv) != 2:
+        return complain("a folder must be given: python native/wheels.py OUT")
+    if missing():
+        return complain(f"{', '.join(missing())} must be installed: pip install {' '.join(NEEDED)}")
+    if not shutil.which(compiler()):
+        return complain(f"the C++ compiler {compiler()} is not there")
     out = Path(sys.argv[1]).resolve()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
