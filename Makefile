@@ -6,7 +6,7 @@ RUNTIME := packages/dcil-runtime
 # The networks of the tests are tiny: a process per core is faster than two threads in one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-all test-stacks test-ray torture lint native sanitize dist bench clean docs docs-test chromium
+.PHONY: demo test test-all test-stacks test-ray torture lint native sanitize emulate dist bench clean docs docs-test chromium
 
 .venv/ready: pyproject.toml $(RUNTIME)/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -60,10 +60,16 @@ native: .venv/ready
 sanitize: .venv/ready
 	$(BIN)/python $(RUNTIME)/native/sanitize.py
 
-# Two wheels and two source distributions, each wheel built from its source distribution.
+# The ARM kernels under qemu, on processors with and without dot products of bytes.
+# Debian: apt install g++-aarch64-linux-gnu qemu-user
+emulate: .venv/ready
+	CXX=aarch64-linux-gnu-g++ $(BIN)/python $(RUNTIME)/native/emulate.py
+
+# Two wheels and two source distributions, each wheel built from its source distribution; that of the runtime is for this
+# machine's processor, or with CXX=aarch64-linux-gnu-g++ for ARM, and has a manylinux tag.
 dist: .venv/ready
 	rm -rf dist
-	$(BIN)/python -m build --no-isolation --outdir dist $(RUNTIME)
+	$(BIN)/python $(RUNTIME)/native/wheels.py dist
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
 bench: .venv/ready

@@ -21,6 +21,7 @@ PAGES = {
     "SECURITY.md": "docs/project/security.md",
     "benchmarks/CPU.md": "docs/project/cpu-benchmarks.md",
     "benchmarks/NOTES.md": "docs/project/training-benchmarks.md",
+    "packages/dcil-runtime/README.md": "docs/project/runtime.md",
     "packages/dcil-runtime/native/README.md": "docs/project/native.md",
     "README.md": "docs/index.md",
     "docs/results.html": "docs/results.md",

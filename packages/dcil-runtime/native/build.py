@@ -31,7 +31,7 @@ PLATFORM_SETS = {
         "avx2": ["-DLANES=8", "-mavx2", "-mfma"],
         "avx512": ["-DLANES=16", "-DMANY_REGISTERS", *AVX512],
     },
-    "aarch64": {"neon": ["-DLANES=4", "-DMANY_REGISTERS"]},
+    "aarch64": {"neon": ["-DLANES=4", "-DMANY_REGISTERS", "-DNEON"]},
 }
 #: For u8, besides those: with dot products of bytes.
 QUANT_SETS = {
@@ -39,6 +39,7 @@ QUANT_SETS = {
         "avxvnni": ["-DLANES=8", "-mavx2", "-mfma", "-mavxvnni"],
         "avx512vnni": ["-DLANES=16", "-DMANY_REGISTERS", *AVX512, "-mavx512vnni", "-mavx512vbmi"],
     },
+    "aarch64": {"neondot": ["-DLANES=4", "-DMANY_REGISTERS", "-DNEON", "-march=armv8.2-a+dotprod"]},
 }
 DEFINED = {"x86_64": ["-DDCIL_X86"], "aarch64": ["-DDCIL_ARM"]}
 

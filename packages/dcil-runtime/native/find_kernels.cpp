@@ -34,8 +34,12 @@ const KernelSet* find_kernels(const char* name) {
   if (!any && asked("avx2-plain") && cpu.avx2) return &avx2_plain;
 #endif
 #ifdef DCIL_ARM
-  static const KernelSet neon = with(kernels_neon(), quant_kernels_neon(), "neon");
-  if (asked("neon") && this_cpu().neon) return &neon;
+  const Cpu& cpu = this_cpu();
+  static const KernelSet neon_plain = with(kernels_neon(), quant_kernels_neon(), "neon-plain");
+  static const KernelSet neon = with(
+      kernels_neon(), cpu.dot_product ? quant_kernels_neondot() : quant_kernels_neon(), "neon");
+  if (asked("neon") && cpu.neon) return &neon;
+  if (!any && asked("neon-plain") && cpu.neon) return &neon_plain;
 #endif
   static const KernelSet portable = with(kernels_portable(), quant_kernels_portable(), "portable");
   static const KernelSet wide = with(kernels_wide(), quant_kernels_wide(), "wide");

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def platform() -> str:
     if here.startswith("linux") and "CXX" in os.environ:
         target = machine(compiler())
         here = f"linux-{target}" if target in PLATFORM_SETS else here
-    return here.replace("-", "_").replace(".", "_")
+    return here
 
 
 class NativeHook(BuildHookInterface):
@@ -33,13 +34,20 @@ class NativeHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         try:
-            if not up_to_date(OUT):
-                build(OUT)
+            if platform() != sysconfig.get_platform():  # the module of this checkout stays this machine's
+                self.folder = tempfile.TemporaryDirectory()
+                module = build(Path(self.folder.name) / OUT.name)
+                build_data["force_include"][str(module)] = f"dcil_runtime/{OUT.name}"
+            else:
+                if not up_to_date(OUT):
+                    build(OUT)
+                # Ignored by git, needed in the wheel.
+                build_data["artifacts"].append("src/dcil_runtime/libdcil_runtime.so")
         except (OSError, subprocess.CalledProcessError) as error:
             if version != "editable":
                 raise
             self.app.display_warning(f"dcil-runtime is installed without its native module: {error}")
             return
-        build_data["tag"] = f"py3-none-{platform()}"  # loaded with ctypes: one file for every Python
+        tag = platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"py3-none-{tag}"  # loaded with ctypes: one file for every Python
         build_data["pure_python"] = False
-        build_data["artifacts"].append("src/dcil_runtime/libdcil_runtime.so")  # ignored by git, needed in the wheel

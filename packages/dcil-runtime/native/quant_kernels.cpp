@@ -98,21 +98,9 @@ static void quant_mean(const QuantMeanArgs& a) {
   }
 }
 
-INLINE int32_t dot_bytes(const uint8_t* a, const int8_t* w, int n) {
-#if defined(__AVX512VNNI__)
-  __m512i s = {};
-  for (int i = 0; i < n; i += 64) s = _mm512_dpbusd_epi32(s, _mm512_loadu_si512(a + i), _mm512_loadu_si512(w + i));
-  return _mm512_reduce_add_epi32(s);
-#else
-  uint32_t s = 0;  // wraps around as vectors do
-  for (int i = 0; i < n; i++) s += uint32_t(a[i] * w[i]);
-  return int32_t(s);
-#endif
-}
-
 INLINE int32_t kept_dot(const QuantLinearArgs& a, int o, const uint8_t* in) {
   uint32_t s = 0;
-  for (int i = a.start[o]; i < a.start[o + 1]; i++) s += uint32_t(in[a.column[i]] * a.weight[i]);
+  for (int i = a.start[o]; i < a.start[o + 1]; i++) s += uint32_t((in[a.column[i]] - kByteOffset) * a.weight[i]);
   return int32_t(s);
 }
 
@@ -144,7 +132,8 @@ const QuantKernels& JOIN(quant_kernels_, ISA)() {
                                    ISA::quantize_tiles,
                                    ISA::quant_mean,
                                    ISA::quant_linear,
-                                   ISA::order};
+                                   ISA::order,
+                                   ISA::kByteOffset};
   return set;
 }
 

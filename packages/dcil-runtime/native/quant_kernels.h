@@ -141,6 +141,7 @@ struct QuantKernels {
   void (*mean)(const QuantMeanArgs&);
   void (*linear)(const QuantLinearArgs&);
   int (*order)(int place);  // the byte of a vector that lies at `place` of its four vectors of sums
+  int byte_offset;          // `conv` and `linear` multiply bytes less this; `first` makes up for it
 };
 
 const QuantKernels& quant_kernels_portable();
@@ -153,6 +154,7 @@ const QuantKernels& quant_kernels_avx512vnni();
 #endif
 #ifdef DCIL_ARM
 const QuantKernels& quant_kernels_neon();
+const QuantKernels& quant_kernels_neondot();
 #endif
 
 }  // namespace dcil

@@ -14,7 +14,8 @@ import definition_tokens
 import numpy as np
 import quantized_definition
 import token_files
-from quantized_networks import int8_convolutions, int8_pointwise
+from quantized_networks import int8_convolutions, int8_pointwise, int8_twins
+from quantized_tokens import eighths, int8_tokens
 
 from dcil_runtime import Network, Op, write
 from dcil_runtime.format import RELU
@@ -135,25 +136,28 @@ def classifier() -> Network:
 
 VERSIONS = {
     1: [convolutions, activations, twins, pools, maps, vectors, classifier],
-    2: [int8_convolutions, int8_pointwise],
+    2: [int8_convolutions, int8_pointwise, int8_twins],
 }
 #: Of lists of inputs and outputs.
-TOKENS = {2: [token_files.text, token_files.windows]}
+TOKENS = {2: [token_files.text, token_files.windows, int8_tokens]}
 
 
 def write_tokens() -> None:
     for version, networks in TOKENS.items():
         for make in networks:
             file, network = FILES / f"v{version}" / f"{make.__name__}.dcil", make()
+            quantized = file.stem.startswith("int8_")
+            numbers = eighths if quantized else noise
             inputs = [
-                rng.integers(0, 7, (IMAGES, *port.shape)) if port.type == "int64" else noise(IMAGES, *port.shape)
+                rng.integers(0, 5, (IMAGES, *port.shape)) if port.type == "int64" else numbers(IMAGES, *port.shape)
                 for port in network.inputs
             ]
             if file.exists():
                 continue
             file.parent.mkdir(exist_ok=True)
             write(network, file)
-            for name, arrays in ("in", inputs), ("out", definition_tokens.run(network, inputs)):
+            meaning = quantized_definition.run_ports if quantized else definition_tokens.run
+            for name, arrays in ("in", inputs), ("out", meaning(network, inputs)):
                 for i, array in enumerate(arrays):
                     kind = np.int64 if array.dtype == np.int64 else np.float32
                     np.save(file.with_suffix(f".{name}{i}.npy"), array.astype(kind))

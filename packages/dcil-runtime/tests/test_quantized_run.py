@@ -11,7 +11,7 @@ from dcil_runtime import Network, Op, Plan, PlanError, instruction_set
 from dcil_runtime.native import LIBRARY
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the native module is not built: make native")
-SETS = ["portable", "wide", "avx2", "avx2-plain", "avx512", "avx512-plain", "neon"]
+SETS = ["portable", "wide", "avx2", "avx2-plain", "avx512", "avx512-plain", "neon", "neon-plain"]
 
 
 def sets() -> list[str]:

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "../engine.h"
+#include "../quant_kernels.h"
 #include "check.h"
 
 using namespace dcil;
@@ -116,11 +117,12 @@ bool same_bits(const Graph& graph, const KernelSet& kernels, int callers) {
 
 int check_quantized() {
   int failed = 0;
-  for (const char* name : {"portable", "wide", "avx2", "avx2-plain", "avx512", "avx512-plain", "neon"}) {
+  for (const char* name : {"portable", "wide", "avx2", "avx2-plain", "avx512", "avx512-plain", "neon", "neon-plain"}) {
     const KernelSet* kernels = find_kernels(name);
     if (!kernels) continue;
     for (int i = 0; i < 25; i++) failed += !same_bits(one_layer(), *kernels, 1);
     for (int i = 0; i < 3; i++) failed += !same_bits(several_layers(), *kernels, 3);
+    std::printf("quantized: %s, of bytes less %d\n", name, kernels->quant->byte_offset);
   }
   std::printf("quantized: %d failures\n", failed);
   return failed != 0;

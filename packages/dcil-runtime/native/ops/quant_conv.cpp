@@ -9,7 +9,7 @@
 
 namespace dcil {
 
-void Requantized::build(const Op& op, const Quant& in, const Quant& out, const Quant& rest) {
+void Requantized::build(const Op& op, const Quant& in, const Quant& out, const Quant& rest, int byte_offset) {
   const double residual_share = rest ? double(rest.scale) / double(out.scale) : 0;
   residual_scale = float(residual_share);
   for (size_t o = 0; o < op.bias.size(); o++) {
@@ -19,7 +19,7 @@ void Requantized::build(const Op& op, const Quant& in, const Quant& out, const Q
       total += int64_t(op.weight[size_t(i)]);
       most += 255 * std::fabs(double(op.weight[size_t(i)]));
     }
-    first.push_back(int32_t(-in.zero * total));
+    first.push_back(int32_t((byte_offset - in.zero) * total));
     scale.push_back(float(double(in.scale) * double(op.weight_scale[o]) / double(out.scale)));
     offset.push_back(float(double(op.bias[o]) / double(out.scale) + out.zero - residual_share * rest.zero));
     wild |= !(most * double(scale.back()) + std::fabs(double(offset.back())) + 256 * residual_share < 2e9);
@@ -79,7 +79,7 @@ void QuantConv::add_cost(const Program& p, Cost& cost) const {
 
 void QuantConv::build(const Program& p) {
   const Quant none, &rest = residual < 0 ? none : p.values[size_t(residual)].quant;
-  requantized_.build(*op, p.values[size_t(in[0])].quant, op->quant, rest);
+  requantized_.build(*op, p.values[size_t(in[0])].quant, op->quant, rest, p.kernels.quant->byte_offset);
 }
 
 void QuantConv::unshare(const Program& p) {

@@ -12,7 +12,7 @@ struct Requantized {
   float residual_scale = 0;
   bool wild = false;  // may a number before rounding be 2^31 or more?
 
-  void build(const Op& op, const Quant& in, const Quant& out, const Quant& residual);
+  void build(const Op& op, const Quant& in, const Quant& out, const Quant& residual, int byte_offset);
   long bytes() const { return long(scale.size() + offset.size() + first.size()) * 4; }
 };
 

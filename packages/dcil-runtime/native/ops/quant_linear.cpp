@@ -22,7 +22,7 @@ void QuantLinear::add_cost(const Program& p, Cost& cost) const {
 }
 
 void QuantLinear::build(const Program& p) {
-  requantized_.build(*op, p.values[size_t(in[0])].quant, {1, 0}, {});
+  requantized_.build(*op, p.values[size_t(in[0])].quant, {1, 0}, {}, p.kernels.quant->byte_offset);
   const size_t inputs = size_t(p.values[size_t(in[0])].shape.c);
   for (int64_t s : op->start) start_.push_back(int32_t(s));
   for (uint32_t i : op->index) column_.push_back(int32_t(i % inputs));

@@ -83,7 +83,7 @@ def library(path: Path = LIBRARY) -> Any:
 
 
 def instruction_set(wanted: str = "") -> str | None:
-    """Return the kernels that this CPU runs: avx512, avx2 or portable; None if it cannot run the wanted ones."""
+    """Return the kernels that this CPU runs: avx512, avx2, neon or portable; None if it cannot run the wanted ones."""
     name: bytes | None = library().dcil_isa(wanted.encode())
     return name.decode() if name else None
 
