@@ -7,11 +7,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dcil import SparseNet
+import torch
+from safetensors.torch import load
+
+from dcil import GMP, SparseNet
 from dcil.errors import UserError
 from dcil.runs.checkpoint import check_settings
 from dcil.runs.damage import naming_file
 from dcil.runs.folder import RunFolder
+from dcil.runs.json_file import read_bytes
 from dcil.runs.position import START
 from dcil.train.building import build_empty, build_net
 from dcil.train.config import Config, from_record, to_json
@@ -61,14 +65,29 @@ def named(data: Mapping[str, Any]) -> str:
 
 
 def load_net(folder: RunFolder) -> SparseNet:
-    """Load the network of the last checkpoint, on the CPU."""
+    """Load the network of the last checkpoint, on the CPU; of a finished run without one, the pruned net alone."""
     config, settings = settings_of(folder)
     model = build_empty(config, settings["classes"], tuple(settings["shape"]))
     net = build_net(config, model, settings["method"]["epoch_steps"])
     if folder.restore(net, config=settings) == START:
-        raise UserError(f"{folder.path} has no checkpoint yet; train it further with dcil train --resume")
+        net = load_result(folder, config, settings)
     check_result(folder, net)
     return net.eval()
+
+
+def load_result(folder: RunFolder, config: Config, settings: Mapping[str, Any]) -> SparseNet:
+    """Load the pruned net that a finished run has written, masks by its zeros; other paths are not in that file."""
+    summary = folder.summary()
+    if summary is None:
+        raise UserError(f"{folder.path} has no checkpoint yet; train it further with dcil train --resume")
+    model = build_empty(config, settings["classes"], tuple(settings["shape"]))
+    file = folder.path / "model.safetensors"
+    with naming_file(file, "copy it from where the run was trained"):
+        model.load_state_dict(load(read_bytes(file)))
+    # Gradual magnitude pruning that has ended: one path, which computes with what the masks keep.
+    net = SparseNet(model, GMP(sparsity=summary["sparsity"], steps=1), prunable=list(summary["layers"]), masks="zeros")
+    net.set_extra_state(torch.tensor(1))
+    return net
 
 
 def check_result(folder: RunFolder, net: SparseNet) -> None:
