@@ -185,7 +185,7 @@ class Never(Schedule):
 
 @dataclass(frozen=True)
 class Stretched(Constant):
-    """Double the steps between updates at each of the ``doublings``, given as parts of the training."""
+    """Double the steps between regular updates at each of the ``doublings``, given as parts of the training."""
 
     doublings: tuple[float, ...] = (0.125, 0.4, 0.7)
 
@@ -197,7 +197,7 @@ class Stretched(Constant):
 
     def due(self, step: int, time: Timeline) -> bool:
         factor = 2 ** sum(step >= part * time.steps for part in self.doublings)
-        return super().due(step, time) and step % (time.every * factor) == 0
+        return step in time.extra or (super().due(step, time) and step % (time.every * factor) == 0)
 
 
 @dataclass(frozen=True)
