@@ -85,6 +85,19 @@ def read_members(file: Path) -> list[tuple[str, bytes]]:
         return [(member.name, tar.extractfile(member).read()) for member in tar]
 
 
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [((1, 2, 3), "no image of class 0, the labels begin at 1: .* 4 outputs, 0 to 3"), ((2, 5), "class 0 and 3 more: ")],
+)
+def test_labels_are_taken_as_they_are_and_empty_classes_named(tmp_path: Path, labels, said: str) -> None:
+    members = [(f"{c}.{end}", encoded(c) if end == "png" else b"%d" % c) for c in labels for end in ("png", "cls")]
+    for name in ("train", "val"):
+        write_tar(tmp_path / name / "0.tar", members)
+    with pytest.warns(UserWarning, match=said) as warned:
+        dataset = webdataset.load(tmp_path)
+    assert dataset.classes == max(labels) + 1 and tuple(dataset.train.labels) == labels and len(warned) == 1
+
+
 def test_an_epoch_shuffles_tars_and_within_a_buffer(tars: Path) -> None:
     files = replace(tiny(tars).train, buffer=3)
     orders = [files.order(random_for(0, epoch)) for epoch in range(20)]
