@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 import dcil
-from dcil.errors import UserError
 from dcil.runs.file_lock import LockHeld, is_held
 from dcil.runs.progress import Progress
 from dcil.train.budget import Budget, within_budget
@@ -56,10 +55,8 @@ def work(function: Work, text: str, terms: str, patience: float) -> tuple[str, s
     """
     given = Terms(**json.loads(terms))
     budget = Budget(math.inf if given.deadline is None else given.deadline, time.time)
-    try:
-        check_worker(given)
-    except UserError as error:
-        return UNFIT, reason(error)
+    if unfit := why_unfit(given):
+        return UNFIT, unfit
     try:
         torch.set_num_threads(given.threads)
         keep_freed_memory()
@@ -82,22 +79,26 @@ def terms_text(terms: Terms) -> str:
     return json.dumps(asdict(terms))
 
 
-def check_worker(terms: Terms) -> None:
-    """Refuse a machine that does not see the runs, or not who writes to them, and another version of dcil."""
+def why_unfit(terms: Terms) -> str:
+    """Return why this machine cannot train any run, an empty text if it can.
+
+    It does not see the runs, or not who writes to them, or has another version of dcil.
+    """
     here = platform.node()
     if terms.version != dcil.__version__:
-        raise UserError(
+        return (
             f"{here} must have dcil {terms.version} as the command has, has {dcil.__version__}; install the same "
             "version on all nodes"
         )
     folder = Path(terms.witness).parent
     if not os.path.exists(terms.witness):
-        raise UserError(f"--out must be on storage that all nodes share, {here} does not see {folder} as it is")
+        return f"--out must be on storage that all nodes share, {here} does not see {folder} as it is"
     if not is_held(Path(terms.witness)):
-        raise UserError(
+        return (
             f"--out must be on a file system whose locks hold on all nodes, on {here} those of {folder} do not; mount "
             "it with locks (NFS: without nolock and local_lock; Lustre: flock), or choose another --out"
         )
+    return ""
 
 
 def try_to_lock(train: Callable[[], None], patience: float, budget: Budget) -> None:
