@@ -256,6 +256,33 @@ def test_a_node_that_cannot_train_ends_the_search_in_one_line(tmp_path, monkeypa
     assert "3 trials: " in capfd.readouterr().out
 
 
+def test_a_worker_with_a_broken_accelerator_is_replaced_and_others_are_reused(tmp_path):
+    """The first run fails as an illegal memory access does: every later call of CUDA in its process fails as well."""
+
+    def train(text: str, progress: object) -> None:  # here, so that Ray sends it as it is
+        name, marks = json.loads(text)
+        if name == "first":
+
+            def broken() -> None:
+                raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+            torch.cuda.is_initialized, torch.cuda.synchronize, torch.cuda.empty_cache = lambda: True, broken, broken
+            Path(marks, "broken").write_text(str(os.getpid()))
+            broken()
+        Path(marks, name).write_text(str(os.getpid()))
+
+    names = ["first", *map(str, range(4))]
+    text = {name: json.dumps([name, str(tmp_path)]) for name in names}
+    jobs = [ray_grid.Job(name, RunFolder(tmp_path / "runs" / name), 1, train, text[name]) for name in names]
+    said = Console(file=io.StringIO())
+    with ray_cluster.connected("", 1):
+        failures = ray_grid.run_on_ray(jobs, tmp_path / "runs", ray_cluster.Share(), Budget(), said)
+    assert failures == {"first": "AcceleratorError: CUDA error: an illegal memory access was encountered"}
+    workers = {(tmp_path / name).read_text() for name in names[1:]}
+    assert len(workers) == 1 and (tmp_path / "broken").read_text() not in workers
+    assert "is lost" not in said.file.getvalue()
+
+
 def test_an_address_without_a_cluster_is_one_line(tmp_path, capfd):
     for address in ("127.0.0.1:1", "nonsense"):
         assert main(["sweep", *RUN, "--on", f"ray:{address}", "--out", str(tmp_path / "runs")]) == 2
