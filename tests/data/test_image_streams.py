@@ -16,7 +16,7 @@ from test_imagefolder import joined, write
 
 from dcil import data
 from dcil.cli import main
-from dcil.data import color_jitter, imagefolder, webdataset
+from dcil.data import color_jitter, image_check, imagefolder, webdataset
 from dcil.data.images import random_for
 from dcil.errors import UserError
 
@@ -243,8 +243,18 @@ def test_all_damaged_images_are_found(folder: Path, decoding: bool, workers: int
     found = data.find_damaged(tiny(folder, workers, imagefolder.load), decoding)
     assert [reason.split(": ")[0] for reason in found] == [str(folder / "train" / name) for name in BAD]
     with pytest.raises(UserError, match="mend or remove them, or leave such images out with --damaged skip") as caught:
-        data.refuse_damaged(tiny(folder, workers, imagefolder.load), decoding)
+        data.refuse_damaged(found)
     assert "\n" not in str(caught.value)
+
+
+def test_processes_look_at_parts_that_are_all_images(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr(image_check, "CHUNK", 2)
+    dataset = tiny(folder, load=imagefolder.load)
+    parts = [data.find_damaged(dataset, True, part, 4) for part in range(4)]
+    assert (
+        sorted(reason for found in parts for reason in found) == data.find_damaged(dataset, True)
+        and sum(map(bool, parts)) > 1
+    )
 
 
 def test_the_ends_do_not_show_what_is_wrong_in_the_middle(tmp_path: Path) -> None:
