@@ -72,6 +72,11 @@ class Schedule(Validated):
         """Whether it prunes nothing on a timeline without ``extra`` steps."""
         return False
 
+    @property
+    def alternates(self) -> bool:
+        """Whether every second of the ``extra`` steps brings all weights back, so that an even number ends dense."""
+        return False
+
     def due(self, step: int, time: Timeline) -> bool:
         """Whether the masks are updated after ``step`` optimizer steps."""
         return step in time.extra or (step % time.every == 0 and time.first <= step <= time.last)
@@ -164,6 +169,10 @@ class Alternating(Schedule):
     def needs_extra(self) -> bool:
         return True
 
+    @property
+    def alternates(self) -> bool:
+        return True
+
     def sparsity(self, step: int, time: Timeline) -> float:
         done = sum(at <= step for at in time.extra)
         return time.sparsity if done % 2 else 0.0 if done else time.initial
@@ -185,7 +194,7 @@ class Never(Schedule):
 
 @dataclass(frozen=True)
 class Stretched(Constant):
-    """Double the steps between updates at each of the ``doublings``, given as parts of the training."""
+    """Double the steps between regular updates at each of the ``doublings``, given as parts of the training."""
 
     doublings: tuple[float, ...] = (0.125, 0.4, 0.7)
 
@@ -197,7 +206,7 @@ class Stretched(Constant):
 
     def due(self, step: int, time: Timeline) -> bool:
         factor = 2 ** sum(step >= part * time.steps for part in self.doublings)
-        return super().due(step, time) and step % (time.every * factor) == 0
+        return step in time.extra or (super().due(step, time) and step % (time.every * factor) == 0)
 
 
 @dataclass(frozen=True)
@@ -225,6 +234,10 @@ class Thinned(Schedule):
     @property
     def needs_extra(self) -> bool:
         return self.schedule.needs_extra
+
+    @property
+    def alternates(self) -> bool:
+        return self.schedule.alternates
 
     def sparsity(self, step: int, time: Timeline) -> float:
         return self.schedule.sparsity(step, time)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import sys
 import threading
@@ -17,8 +18,7 @@ from rich.console import Console
 import dcil.integrations
 from dcil.cli import main
 from dcil.engine import EngineSettings
-from dcil.errors import UserError
-from dcil.integrations.ray_worker import FAILED, UNFIT, Terms, check_worker, stopped_by_interrupt, terms_text, work
+from dcil.integrations.ray_worker import BROKEN, FAILED, UNFIT, Terms, stopped_by_interrupt, terms_text, why_unfit, work
 from dcil.runs.file_lock import LockHeld, exclusive, is_held
 from dcil.runs.folder import RunFolder
 from dcil.runs.progress import Board, Progress
@@ -116,9 +116,37 @@ def test_a_worker_refuses_storage_of_its_own_locks_that_do_not_hold_and_another_
     assert "whose locks hold on all nodes" in work(None, "", terms(tmp_path), 0)[1]
     assert "must have dcil 0.0 as the command has" in work(None, "", terms(tmp_path, version="0.0"), 0)[1]
     with exclusive(tmp_path / ".witness", ""):
-        check_worker(Terms(str(tmp_path / ".witness"), 1))
-    with pytest.raises(UserError, match="does not see"):
-        check_worker(Terms(str(tmp_path / ".witness"), 1))
+        assert why_unfit(Terms(str(tmp_path / ".witness"), 1)) == ""
+
+
+def test_a_worker_whose_accelerator_is_broken_trains_no_other_run(tmp_path, monkeypatch):
+    def broken(*args: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCompile with")
+
+    def fails(text: str, progress: Progress) -> None:
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "synchronize", broken)
+        monkeypatch.setattr(torch.cuda, "empty_cache", broken)
+        broken()
+
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", lambda code: ended.append(code) or sys.exit(code))
+    with exclusive(tmp_path / ".witness", ""):
+        kind, line = work(fails, "", terms(tmp_path), 0)
+        assert kind == BROKEN and line.startswith("AcceleratorError: CUDA error: an illegal memory access")
+        with pytest.raises(SystemExit):
+            work(fails, "", terms(tmp_path), 0)
+    assert ended == [1]
+
+
+def test_a_worker_frees_the_memory_of_a_run_that_failed_by_itself(tmp_path, monkeypatch):
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
+    with exclusive(tmp_path / ".witness", ""):
+        assert work(lambda text, progress: 1 / 0, "", terms(tmp_path), 0)[0] == FAILED
+    assert done == ["freed"]
 
 
 def test_a_worker_returns_failures_as_lines_and_stops_at_the_deadline(tmp_path):

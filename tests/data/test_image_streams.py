@@ -16,7 +16,7 @@ from test_imagefolder import joined, write
 
 from dcil import data
 from dcil.cli import main
-from dcil.data import color_jitter, imagefolder, webdataset
+from dcil.data import color_jitter, image_check, imagefolder, webdataset
 from dcil.data.images import random_for
 from dcil.errors import UserError
 
@@ -83,6 +83,19 @@ def test_tars_hold_the_images_of_folders(tars: Path, tmp_path_factory: pytest.Te
 def read_members(file: Path) -> list[tuple[str, bytes]]:
     with tarfile.open(file) as tar:
         return [(member.name, tar.extractfile(member).read()) for member in tar]
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [((1, 2, 3), "no image of class 0, the labels begin at 1: .* 4 outputs, 0 to 3"), ((2, 5), "class 0 and 3 more: ")],
+)
+def test_labels_are_taken_as_they_are_and_empty_classes_named(tmp_path: Path, labels, said: str) -> None:
+    members = [(f"{c}.{end}", encoded(c) if end == "png" else b"%d" % c) for c in labels for end in ("png", "cls")]
+    for name in ("train", "val"):
+        write_tar(tmp_path / name / "0.tar", members)
+    with pytest.warns(UserWarning, match=said) as warned:
+        dataset = webdataset.load(tmp_path)
+    assert dataset.classes == max(labels) + 1 and tuple(dataset.train.labels) == labels and len(warned) == 1
 
 
 def test_an_epoch_shuffles_tars_and_within_a_buffer(tars: Path) -> None:
@@ -230,8 +243,18 @@ def test_all_damaged_images_are_found(folder: Path, decoding: bool, workers: int
     found = data.find_damaged(tiny(folder, workers, imagefolder.load), decoding)
     assert [reason.split(": ")[0] for reason in found] == [str(folder / "train" / name) for name in BAD]
     with pytest.raises(UserError, match="mend or remove them, or leave such images out with --damaged skip") as caught:
-        data.refuse_damaged(tiny(folder, workers, imagefolder.load), decoding)
+        data.refuse_damaged(found)
     assert "\n" not in str(caught.value)
+
+
+def test_processes_look_at_parts_that_are_all_images(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr(image_check, "CHUNK", 2)
+    dataset = tiny(folder, load=imagefolder.load)
+    parts = [data.find_damaged(dataset, True, part, 4) for part in range(4)]
+    assert (
+        sorted(reason for found in parts for reason in found) == data.find_damaged(dataset, True)
+        and sum(map(bool, parts)) > 1
+    )
 
 
 def test_the_ends_do_not_show_what_is_wrong_in_the_middle(tmp_path: Path) -> None:

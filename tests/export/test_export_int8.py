@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
+from dcil import data
 from dcil.cli import main
+from dcil.data import imagefolder
 from dcil.errors import UserError
 from dcil.export import Change, export, export_int8
 from dcil.runtime import sensitivity
@@ -139,7 +143,41 @@ def test_a_bound_that_bounds_nothing_is_refused(bound, tmp_path, capsys):
     assert "--bound must be >= 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--calibrate", "--bound", "--data-dir"])
+@pytest.mark.parametrize("option", ["--calibrate", "--bound", "--data-dir", "--damaged"])
 def test_options_of_int8_are_refused_without_it(option, tmp_path, capsys):
-    assert main(["export", "run", "--to", "cpu", "--out", str(tmp_path / "net.plan"), option, "8"]) == 2
+    value = "skip" if option == "--damaged" else "8"
+    assert main(["export", "run", "--to", "cpu", "--out", str(tmp_path / "net.plan"), option, value]) == 2
     assert capsys.readouterr().err == f"dcil: {option} goes with --to cpu --dtype int8 only (drop it)\n"
+
+
+def test_damaged_images_may_be_left_out(tmp_path, monkeypatch, capsys):
+    """As of the other commands that read images; as many are calibrated on as were asked for."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", 70), ("val", 4)):
+        for i in range(count):
+            path = tmp_path / split / f"c{i % 2}" / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (12, 12, 3), np.uint8)).save(path)
+    tiny = lambda where, fetch: replace(imagefolder.load(where), crop=8, resize=10, workers=0)  # noqa: E731
+    monkeypatch.setitem(data.DATASETS, "imagefolder", tiny)
+    run, images, out = tmp_path / "run", ["--data-dir", str(tmp_path)], str(tmp_path / "net.dcil")
+    words = [
+        "--dataset",
+        "imagefolder",
+        "--model",
+        "resnet8-digits",
+        "--epochs",
+        "1",
+        "--batch",
+        "35",
+        "--out",
+        str(run),
+    ]
+    assert main(["train", *words, *images, "--device", "cpu"]) == 0
+    for damaged in ("train/c0/2.png", "val/c1/1.png"):
+        (tmp_path / damaged).write_bytes(b"")
+    words = ["export", str(run), "--to", "cpu", "--out", out, "--dtype", "int8", "--calibrate", "69", *images]
+    assert main(words) == 2 and "not readable as an image" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="left out of its batch"):
+        assert main([*words, "--damaged", "skip"]) == 0
+    assert "on 3 test images, calibrated on 69" in " ".join(capsys.readouterr().out.split())

@@ -18,6 +18,8 @@ from dcil import (
     NM,
     SRSTE,
     ST3,
+    Constant,
+    Cubic,
     Feather,
     GraNet,
     Magnitude,
@@ -28,6 +30,7 @@ from dcil import (
     Weight,
 )
 from dcil.method import Method, StepContext
+from dcil.schedule import Stretched, Thinned
 from dcil.weight import PrunableWeight
 
 
@@ -127,8 +130,15 @@ def test_thresholds_need_a_ranking_of_all_weights_by_size(kind):
             kind(sparsity=0.5, steps=10, **settings)
 
 
-def test_the_masks_are_updated_after_the_last_step_too():
-    assert [step for step in range(1, 12) if Feather(sparsity=0.5, steps=10, every=5).due(step)] == [5, 10]
+@pytest.mark.parametrize("schedule", [Cubic(), Constant(), Thinned(power=9.0), Stretched((0.0,))])
+@pytest.mark.parametrize("every", [1, 5, 7, 20])
+def test_the_masks_are_updated_after_the_last_step_too(schedule, every):
+    method = Feather(sparsity=0.5, steps=10, every=every, ramp=0.6, schedule=schedule)
+    assert method.due(10) and not any(method.due(step) for step in (11, 14, 15, 20))
+
+
+def test_regular_updates_of_a_thresholded_method():
+    assert [step for step in range(1, 12) if Feather(sparsity=0.5, steps=10, every=4).due(step)] == [4, 8, 10]
 
 
 @pytest.mark.parametrize("method", [ST3(sparsity=0.6, steps=12), Feather(sparsity=0.6, steps=12, theta=0.5)])

@@ -33,6 +33,7 @@ from dcil import (
     Granularity,
     Method,
     Never,
+    OneShot,
     Rewind,
     RigL,
     Schedule,
@@ -168,6 +169,17 @@ def test_a_schedule_that_would_never_prune_is_refused(name, schedule):
     else:
         with pytest.raises(UserError, match=r"schedule must be one with regular updates, got .* \(.*Cubic\(\)\)"):
             example(name, schedule=schedule)
+
+
+@pytest.mark.parametrize("kind", [OneShot, Rewind])
+@pytest.mark.parametrize("schedule", [Alternating(), Thinned(Alternating())])
+def test_rounds_that_would_end_dense_are_refused(kind, schedule):
+    for rounds in (1, 3):
+        method = kind(sparsity=0.5, steps=10, rounds=rounds, schedule=schedule)
+        assert method.sparsity_at(method.prunings[-1]) == 0.5
+    with pytest.raises(UserError, match=r"rounds must be odd with a schedule that alternates, got 2 \("):
+        kind(sparsity=0.5, steps=10, rounds=2, schedule=schedule)
+    assert kind(sparsity=0.5, steps=10, rounds=2).prunings
 
 
 def test_numpy_scalars_are_python_numbers_afterwards():

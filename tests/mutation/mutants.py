@@ -162,7 +162,7 @@ MUTANTS = [
     M("schedule.py", "if done % 2 else 0.0 if done", "if done % 2 else time.sparsity if done", RIVALS),
     M("methods/thresholded.py", "return torch.where(layer.mask, seen, 0)", "return seen", RIVALS),
     M("methods/thresholded.py", "torch.stack(pruned).amax()", "torch.stack(pruned).amin()", RIVALS),
-    M("methods/thresholded.py", "last=self.steps)", "last=self.steps - 1)", RIVALS),
+    M("methods/thresholded.py", "(*regular.extra, self.steps)", "regular.extra", RIVALS),
     M("methods/st3.py", ".clamp_min(0)\n", "\n", RIVALS),
     M("methods/st3.py", "1 / math.sqrt(", "math.sqrt(", RIVALS),
     M("methods/feather.py", "self.sparsity > 0.95", "self.sparsity >= 0.95", RIVALS),

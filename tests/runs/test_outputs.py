@@ -72,6 +72,10 @@ def test_links_in_a_run_folder_lead_to_files_of_the_run(run, tmp_path):
 def test_checkpoints_and_records_are_known_anywhere(tmp_path):
     save_file({"a": torch.ones(3)}, tmp_path / "copy", {"format": "dcil checkpoint 2", "epoch": "3", "config": "{}"})
     assert refused(tmp_path / "copy")
+    within = json.dumps([[step, 1000, 1000] for step in range(70_000)])  # the masks of every step of a long epoch
+    for _ in range(5):  # safetensors writes the notes in an order of its own
+        save_file({"a": torch.ones(3)}, tmp_path / "long", {"format": "dcil checkpoint 3", "within": within})
+        assert refused(tmp_path / "long")
     for text in ('{\n "format": "dcil record 1",\n "cell": "x"}', '{"format":"dcil iterations 1"}'):
         (tmp_path / "record.json").write_text(text)
         assert refused(tmp_path / "record.json")

@@ -34,7 +34,7 @@ from dcil.runs.folder import RunFolder
 from dcil.runs.progress import Board
 from dcil.train.budget import Budget
 from dcil.train.remote_runs import Place
-from dcil.train.search_record import COMPLETE, STOPPED, SearchRecord, read
+from dcil.train.search_record import COMPLETE, STOPPED, UNFINISHED, SearchRecord, read
 
 TREE = Path(__file__).parents[2]
 RUN = ["--batch", "300", "--device", "cpu", "--checkpoint-minutes", "0.01"]
@@ -233,12 +233,54 @@ def test_an_error_of_a_trial_is_told_at_once_and_as_it_is(tmp_path, monkeypatch)
         raise RuntimeError("no kernel image")
 
     told: list[dict[str, object]] = []
-    monkeypatch.setattr(ray_search, "check_worker", fail)
+    monkeypatch.setattr(ray_search, "why_unfit", fail)
     monkeypatch.setattr(ray_search.tune, "report", told.append)
     watcher, trial, _ = watcher_of(tmp_path)
     ray_search.train_trial(trial.config, ray_search.text_of(watcher.search, tmp_path / "witness", ray_cluster.Share()))
     assert [each["failure"] for each in told] == ["RuntimeError: no kernel image"]
     watcher.board.__exit__()
+
+
+def test_a_node_that_cannot_train_ends_the_search_in_one_line(tmp_path, monkeypatch, capfd):
+    words = ["sweep", *RUN, "--on", "ray", "--parallel", "1", "--epochs", "2", "--trials", "3", "--out", str(tmp_path)]
+    words += ["--search", "lr=0.01..0.1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_search, "Terms", partial(Terms, version="0.0"))
+        assert main(words) == 2
+    said = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("[I")]  # Optuna's own
+    assert len(said) == 1 and "must have dcil 0.0 as the command has" in said[0]
+    record = read(tmp_path)
+    assert record is not None and {trial.ended for trial in record.trials} == {UNFINISHED} and len(record.trials) == 1
+    assert not list(tmp_path.glob(".ray*"))
+    assert main(words) == 0  # once all nodes have the version
+    assert "3 trials: " in capfd.readouterr().out
+
+
+def test_a_worker_with_a_broken_accelerator_is_replaced_and_others_are_reused(tmp_path):
+    """The first run fails as an illegal memory access does: every later call of CUDA in its process fails as well."""
+
+    def train(text: str, progress: object) -> None:  # here, so that Ray sends it as it is
+        name, marks = json.loads(text)
+        if name == "first":
+
+            def broken() -> None:
+                raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+            torch.cuda.is_initialized, torch.cuda.synchronize, torch.cuda.empty_cache = lambda: True, broken, broken
+            Path(marks, "broken").write_text(str(os.getpid()))
+            broken()
+        Path(marks, name).write_text(str(os.getpid()))
+
+    names = ["first", *map(str, range(4))]
+    text = {name: json.dumps([name, str(tmp_path)]) for name in names}
+    jobs = [ray_grid.Job(name, RunFolder(tmp_path / "runs" / name), 1, train, text[name]) for name in names]
+    said = Console(file=io.StringIO())
+    with ray_cluster.connected("", 1):
+        failures = ray_grid.run_on_ray(jobs, tmp_path / "runs", ray_cluster.Share(), Budget(), said)
+    assert failures == {"first": "AcceleratorError: CUDA error: an illegal memory access was encountered"}
+    workers = {(tmp_path / name).read_text() for name in names[1:]}
+    assert len(workers) == 1 and (tmp_path / "broken").read_text() not in workers
+    assert "is lost" not in said.file.getvalue()
 
 
 def test_an_address_without_a_cluster_is_one_line(tmp_path, capfd):

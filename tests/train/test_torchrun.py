@@ -84,6 +84,12 @@ def two_batches(*words: str) -> int:
         return dcil(*words)
 
 
+def small_parts(*words: str) -> int:
+    """Every second image is checked by the other of two processes."""
+    with mock.patch("dcil.data.image_check.CHUNK", 1):
+        return dcil(*words)
+
+
 def train(world: int, images: Path, out: Path, *words: str, command=dcil) -> list[int]:
     everything = ["train", *WORDS, "--data-dir", str(images), "--out", str(out), *words]
     return together(world, words_of(out), command, *everything)
@@ -166,14 +172,16 @@ def test_one_process_that_fails_ends_all_with_one_line(images, tmp_path):
             (tmp_path / "bad" / split / folder.name).mkdir(parents=True)
             for file in folder.iterdir():
                 (tmp_path / "bad" / split / folder.name / file.name).write_bytes(file.read_bytes())
-    bad = tmp_path / "bad" / "train" / "class1" / "3.png"
-    bad.write_bytes(bad.read_bytes()[:200])
-    codes = train(2, tmp_path / "bad", tmp_path / "run")
+    bad = [tmp_path / "bad" / "train" / name for name in ("class0/0.jpg", "class1/3.png")]
+    for file in bad:
+        file.write_bytes(file.read_bytes()[:200])
+    codes = train(2, tmp_path / "bad", tmp_path / "run", command=small_parts)  # each process finds one of them
     assert 2 in codes and 0 not in codes
     words = said(words_of(tmp_path / "run"))
-    assert words.count("\n") == 1 and f"dcil: {bad}: not readable as an image" in words
+    assert words.count("\n") == 1 and all(f"{file}: not readable as an image" in words for file in bad)
     # Mended, the run goes on.
-    bad.write_bytes((images / "train" / "class1" / "3.png").read_bytes())
+    for file in bad:
+        file.write_bytes((images / file.relative_to(tmp_path / "bad")).read_bytes())
     assert train(2, tmp_path / "bad", tmp_path / "run", "--resume") == [0, 0]
 
 

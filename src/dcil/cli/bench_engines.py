@@ -17,7 +17,7 @@ from torch import Tensor
 from dcil.bench import cpu
 from dcil.bench.engines import DENSE, INT8, SPARSE
 from dcil.cli.export_int8 import BATCH, calibration_images
-from dcil.cli.parser import DATA_DIR, DATA_DIR_HELP, Parser, filepath, up_to
+from dcil.cli.parser import DATA_DIR, DATA_DIR_HELP, Parser, add_damaged, filepath, up_to
 from dcil.errors import UserError, unknown
 from dcil.runs.outputs import check_output
 from dcil.train import RunFolder
@@ -50,6 +50,7 @@ def add_arguments(parser: Parser) -> None:
     help = "with RUN: calibrate INT8 on so many training images, and measure top-1 (default: on noise)"
     parser.add_argument("--calibrate", type=up_to(1 << 16), default=None, metavar="N", help=help)
     parser.add_argument("--data-dir", type=filepath, default=DATA_DIR, metavar="DIR", help=DATA_DIR_HELP)
+    add_damaged(parser, only="with --calibrate: ")
 
 
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -90,7 +91,7 @@ def trained(run: Path, args: argparse.Namespace) -> Net:
     models = {f"{config.method} {net.sparsity:.3f}": net.finalize().eval()}
     if args.calibrate is None:
         return Net(config.model, models, shape, torch.randn(NOISE, *shape))
-    images, batches = calibration_images(folder, args.calibrate, args.data_dir)
+    images, batches = calibration_images(folder, args.calibrate, args.data_dir, args.damaged == "skip")
     x, y = zip(*itertools.islice(batches, TEST // BATCH), strict=True)
     return Net(config.model, models, shape, images, (torch.cat(x).contiguous(), torch.cat(y)))
 

@@ -50,12 +50,13 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
 
-def add_damaged(parser: Parser) -> None:
+def add_damaged(parser: Parser, default: str | None = "fatal", only: str = "") -> None:
+    """Add --damaged; ``only`` says for what it is, where that is not all that the command does."""
     parser.add_argument(
         "--damaged",
         choices=("fatal", "skip"),
-        default="fatal",
-        help="an image that cannot be read ends the command, or is left out of its batch (fatal)",
+        default=default,
+        help=f"{only}an image that cannot be read ends the command, or is left out of its batch (fatal)",
     )
 
 

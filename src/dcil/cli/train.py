@@ -175,7 +175,7 @@ def train_one(
                 group=group,
                 resume=args.resume,
                 checkpoint_minutes=args.checkpoint_minutes,
-                load=image_loading(args, run, group),
+                check=image_check(args, run, device, group),
             )
     except KeyboardInterrupt:
         # Not through the console: interrupted in the middle of a line, rich keeps what follows to itself.
@@ -185,23 +185,24 @@ def train_one(
         say(f"note: {note}")
 
 
-def image_loading(args: argparse.Namespace, run: PlannedRun, group: ProcessGroup) -> Callable[[str, Path], Loaded]:
-    """Return how data are loaded: images are checked before a run begins, by one process of each machine."""
+def image_check(
+    args: argparse.Namespace, run: PlannedRun, device: torch.device, group: ProcessGroup
+) -> Callable[[Loaded], Loaded]:
+    """Return how images are checked before a run begins: on each machine, every process looks at its part of them."""
 
-    def load(name: str, data_dir: Path) -> Loaded:
-        loaded = data.load(name, data_dir)
+    def check(loaded: Loaded) -> Loaded:
         if not isinstance(loaded, data.ImageFolder):
             return loaded
-        if args.check_images != "none" and not run.folder.started and not group.local_rank:
-            decoding = args.check_images == "all"
+        if args.check_images != "none" and group.decided(not run.folder.started, device):
+            part = group.local_rank, group.local_world_size
+            found = group.gathered(data.find_damaged(loaded, args.check_images == "all", *part))
             if args.damaged == "fatal":
-                data.refuse_damaged(loaded, decoding)
-            else:
-                for reason in data.find_damaged(loaded, decoding):
-                    say(f"left out: {reason}")
+                data.refuse_damaged(found)
+            for reason in found:
+                say(f"left out: {reason}")
         return data.skipping(loaded, args.damaged == "skip")
 
-    return load
+    return check
 
 
 def finish(base: Path, runs: Sequence[Path], data_dir: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from torch.utils import data as torch_data
 
@@ -14,11 +16,14 @@ CHECKS = ("ends", "all", "none")
 CHUNK, SHOWN = 256, 5
 
 
-def find_damaged(dataset: ImageFolder, decoding: bool) -> list[str]:
-    """Return why images of either split cannot be read, by header and end of their files or by ``decoding`` them."""
+def find_damaged(dataset: ImageFolder, decoding: bool, part: int = 0, parts: int = 1) -> list[str]:
+    """Return why images of either split cannot be read, by header and end of their files or by ``decoding`` them.
+
+    Of several ``parts`` of the images, ``part`` is looked at.
+    """
     found: list[str] = []
     for files in (dataset.train, dataset.test):
-        chunks = np.array_split(np.arange(len(files)), -(-len(files) // CHUNK))
+        chunks = np.array_split(np.arange(len(files)), -(-len(files) // CHUNK))[part::parts]
         loader = torch_data.DataLoader(
             _Checker(files, dataset.max_pixels, decoding),
             batch_size=None,
@@ -30,9 +35,9 @@ def find_damaged(dataset: ImageFolder, decoding: bool) -> list[str]:
     return found
 
 
-def refuse_damaged(dataset: ImageFolder, decoding: bool) -> None:
-    """Refuse images that cannot be read, in one line."""
-    if found := find_damaged(dataset, decoding):
+def refuse_damaged(found: Sequence[str]) -> None:
+    """Refuse images that cannot be read, if any were found, in one line."""
+    if found:
         more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         raise UserError(
             f"{'; '.join(found[:SHOWN])}{more}: mend or remove {'them' if len(found) > 1 else 'it'}, or leave such "

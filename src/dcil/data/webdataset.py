@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,7 +84,20 @@ def load(data_dir: Path) -> ImageFolder:
     classes = int(train.labels.max()) + 1
     if (most := int(test.labels.max())) >= classes:
         raise UserError(f"{held_out} must have the classes of the training images, 0 to {classes - 1}, has {most}")
+    warn_of_empty(data_dir / "train", train.labels, classes)
     return ImageFolder(train, test, tuple(map(str, range(classes))), name="webdataset")
+
+
+def warn_of_empty(folder: Path, labels: Rows, classes: int) -> None:
+    """Say that classes have no images: labels are taken as they are, so each is an output that is never right."""
+    if len(empty := np.setdiff1d(np.arange(classes), labels)):
+        more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+        since = ", the labels begin at 1" if empty.tolist() == [0] else ""
+        warnings.warn(
+            f"{folder} has no image of class {empty[0]}{more}{since}: labels are taken as they are, so the network has "
+            f"{classes} outputs, 0 to {classes - 1}",
+            stacklevel=2,
+        )
 
 
 def split(folder: Path) -> TarImages:

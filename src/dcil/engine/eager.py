@@ -14,6 +14,7 @@ from dcil import SparseNet, Update
 from dcil.data import Batches
 from dcil.engine.evaluate import Scores, evaluate
 from dcil.engine.executor import EagerExecutor, Inputs, one_at_a_time
+from dcil.engine.memory_layout import laid_out, layout_for
 from dcil.engine.settings import EngineSettings
 from dcil.engine.step_settings import PLAIN, StepSettings
 from dcil.errors import Diverged
@@ -52,7 +53,7 @@ class EagerEngine:
     ) -> None:
         self.net, self.optimizer, self.loader, self.settings = net, optimizer, loader, settings
         self.step_settings = step_settings
-        self.executor = EagerExecutor(net)
+        self.executor, self.layout = EagerExecutor(net), layout_for(net, loader.device)
         self._totals = torch.tensor(NO_SUMS, dtype=torch.double)
 
     def epoch(
@@ -63,7 +64,7 @@ class EagerEngine:
         for i, (x, y) in enumerate(self.loader.train(epoch, start), start):
             for group in self.optimizer.param_groups:
                 group["lr"] = rate(i)
-            totals, update = self.step(x, y)
+            totals, update = self.step(laid_out(x, self.layout), y)
             self._totals += totals
             yield update
 

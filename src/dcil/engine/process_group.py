@@ -144,6 +144,14 @@ class ProcessGroup:
             return mine
         return bool(self.sum(torch.tensor(float(mine and self.is_rank_zero), device=device)))
 
+    def gathered(self, mine: list[str]) -> list[str]:
+        """Return what all processes have found, in order, each once."""
+        if self.world_size == 1:
+            return mine
+        everyone: list[list[str]] = [[] for _ in range(self.world_size)]
+        dist.all_gather_object(everyone, mine)
+        return sorted({line for found in everyone for line in found})
+
     def check_equal(self, what: str, value: Tensor) -> None:
         """Raise an error in every process if ``value`` is not the same in all of them."""
         if self.world_size == 1:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from dcil.errors import UserError, missing_extra
 from dcil.integrations.ray_cluster import Share, capacity
-from dcil.integrations.ray_worker import UNFIT, Terms, Work, terms_text, work
+from dcil.integrations.ray_worker import BROKEN, UNFIT, Terms, Work, terms_text, work
 from dcil.runs.file_lock import exclusive, is_held
 from dcil.runs.folder import RunFolder
 from dcil.runs.progress import Board, Progress
@@ -28,7 +28,7 @@ from dcil.train.budget import Budget
 
 try:
     import ray
-    from ray.exceptions import RayError, RayTaskError, TaskCancelledError
+    from ray.exceptions import RayError, RayTaskError, TaskCancelledError, WorkerCrashedError
 except ImportError as error:
     raise missing_extra("ray", "ray") from error
 
@@ -94,6 +94,7 @@ class Grid:
     failures: dict[str, str] = field(default_factory=dict)
     looked: float = 0.0
     room: int = 0
+    broken: int = 0  # worker processes whose accelerator is: each ends when it gets its next run
 
     def run(self) -> dict[str, str]:
         # No retries of Ray's own: whether a run gets further is seen in its folder. No new process for every run.
@@ -129,12 +130,17 @@ class Grid:
             kind, failure = ray.get(ref)
             if kind == UNFIT:  # it would take one run after the other
                 raise UserError(failure)
+            self.broken += kind == BROKEN
         except TaskCancelledError:
             return
         except RayTaskError as error:
             cause = error.cause or error
             failure = (str(cause).strip().splitlines() or [type(cause).__name__])[-1]
         except RayError as error:
+            if self.broken and isinstance(error, WorkerCrashedError):
+                self.broken -= 1
+                self.waiting.appendleft(job)
+                return
             failure = self.losses.setdefault(job.name, Losses(job)).another(error)
             if not failure:
                 line = f"{job.name}: its worker is lost ({named(error)}); another one takes it up"

@@ -24,7 +24,7 @@ from rich.console import Console
 from dcil.errors import UserError, missing_extra
 from dcil.integrations.ray import PATIENCE, witness
 from dcil.integrations.ray_cluster import Share
-from dcil.integrations.ray_worker import Terms, check_worker, terms_text, try_to_lock
+from dcil.integrations.ray_worker import Terms, terms_text, try_to_lock, why_unfit
 from dcil.runs.folder import RunFolder
 from dcil.runs.progress import Board, Progress
 from dcil.train.budget import Budget
@@ -66,16 +66,19 @@ def search_on_ray(search: Search, share: Share, budget: Budget, console: Console
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C ends the command, as everywhere
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
     with witness(search.out) as file, Board(console, search.trials) as board:
+        watcher = Watcher(search, board)
         # Tune's own state; all nodes must see it, and nothing of it is needed once the search has ended.
         scratch = Path(tempfile.mkdtemp(prefix=".ray-tune-", dir=search.out.absolute()))
         try:
-            tuner(search, share, budget, Watcher(search, board), text_of(search, file, share), scratch).fit()
+            tuner(search, share, budget, watcher, text_of(search, file, share), scratch).fit()
         except KeyboardInterrupt:
             console.print("[bold]stopping[/]; to continue: the same command again")
             raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
             tidy(search)
+    if watcher.unfit:  # one trial after the other would fail there
+        raise UserError(watcher.unfit)
 
 
 def tidy(search: Search) -> None:
@@ -112,6 +115,7 @@ def tuner(search: Search, share: Share, budget: Budget, watcher: Watcher, text: 
             storage_path=str(scratch),
             verbose=0,
             callbacks=[watcher],
+            stop=UnfitStopper(watcher),
             failure_config=tune.FailureConfig(max_failures=LOSSES),
         ),
     )
@@ -141,6 +145,19 @@ def sampler(search: Search) -> Any:
     return BasicVariantGenerator(points_to_evaluate=known or None, random_state=seed)
 
 
+class UnfitStopper(tune.Stopper):
+    """Ends the search where a machine cannot train any trial."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self.watcher = watcher
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return "unfit" in result
+
+    def stop_all(self) -> bool:
+        return bool(self.watcher.unfit)
+
+
 def text_of(search: Search, witness: Path, share: Share) -> str:
     """Return what a worker must know of the search, as text."""
     return json.dumps(
@@ -163,7 +180,9 @@ def train_trial(values: dict[str, Any], text: str) -> None:
     tell = partial(report_row, given["score"], given["epochs"])
     try:
         terms = Terms(**json.loads(given["terms"]))
-        check_worker(terms)
+        if unfit := why_unfit(terms):
+            tune.report({"score": WORST, "epoch": 0, "unfit": unfit})
+            return
         torch.set_num_threads(terms.threads)
         keep_freed_memory()
         options = typed_options(given["base"]["options"], option_types())
@@ -213,10 +232,10 @@ class Asha(ASHAScheduler):
 
 
 class Watcher(tune.Callback):
-    """Shows the trials and keeps the record of the search."""
+    """Shows the trials and keeps the record of the search; ``unfit`` says why a machine cannot train any trial."""
 
     def __init__(self, search: Search, board: Board) -> None:
-        self.search, self.board = search, board
+        self.search, self.board, self.unfit = search, board, ""
         self.shows: dict[str, Progress] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -234,6 +253,9 @@ class Watcher(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: Sequence[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
+        if "unfit" in result:
+            self.unfit = result["unfit"]
+            return
         kept = self.kept(trial)
         kept.epochs = max(kept.epochs, result["epoch"])
         if "failure" in result:

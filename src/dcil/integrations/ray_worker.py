@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 import dcil
-from dcil.errors import UserError
 from dcil.runs.file_lock import LockHeld, is_held
 from dcil.runs.progress import Progress
 from dcil.train.budget import Budget, within_budget
@@ -27,8 +26,8 @@ from dcil.train.parallel import Stopped, reason
 
 #: Trains a run that is given as text.
 Work = Callable[[str, Progress], None]
-#: What a task returns: the run failed, or this machine cannot train any.
-FAILED, UNFIT = "failed", "unfit"
+#: What a task returns: the run failed, or with it the accelerator of its process; or this machine cannot train any.
+FAILED, BROKEN, UNFIT = "failed", "broken", "unfit"
 POLL = 1.0  # seconds between two tries to lock a run folder
 
 
@@ -49,17 +48,17 @@ class Terms:
 
 
 def work(function: Work, text: str, terms: str, patience: float) -> tuple[str, str]:
-    """Train one run; return FAILED or UNFIT and the reason, two empty texts if neither was the case.
+    """Train one run; return FAILED, BROKEN or UNFIT and the reason, two empty texts if nothing was wrong.
 
     A run whose folder is locked is tried again for ``patience`` seconds: a file server takes a while to notice that the
     machine with the lock is gone. Only text crosses the wire, both ways.
     """
+    if not accelerator_works():
+        os._exit(1)  # Ray starts another process, which gets the run
     given = Terms(**json.loads(terms))
     budget = Budget(math.inf if given.deadline is None else given.deadline, time.time)
-    try:
-        check_worker(given)
-    except UserError as error:
-        return UNFIT, reason(error)
+    if unfit := why_unfit(given):
+        return UNFIT, unfit
     try:
         torch.set_num_threads(given.threads)
         keep_freed_memory()
@@ -70,34 +69,53 @@ def work(function: Work, text: str, terms: str, patience: float) -> tuple[str, s
     except Stopped:
         pass
     except Exception as error:  # its traceback could not be read without our classes
-        return FAILED, reason(error)
+        return FAILED if accelerator_works() else BROKEN, reason(error)
     finally:
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # the next run, and those of others, need it
-            gc.collect()
-            torch.cuda.empty_cache()
+        free_memory()
     return "", ""
+
+
+def accelerator_works() -> bool:
+    """Return whether the GPU still computes for this process: after most errors of CUDA it never does again."""
+    try:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+    except RuntimeError:  # torch.AcceleratorError is one
+        return False
+    return True
+
+
+def free_memory() -> None:
+    """Free the GPU memory that the next run, and those of others, need."""
+    if torch.cuda.is_initialized() and accelerator_works():  # type: ignore[no-untyped-call]
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def terms_text(terms: Terms) -> str:
     return json.dumps(asdict(terms))
 
 
-def check_worker(terms: Terms) -> None:
-    """Refuse a machine that does not see the runs, or not who writes to them, and another version of dcil."""
+def why_unfit(terms: Terms) -> str:
+    """Return why this machine cannot train any run, an empty text if it can.
+
+    It does not see the runs, or not who writes to them, or has another version of dcil.
+    """
     here = platform.node()
     if terms.version != dcil.__version__:
-        raise UserError(
+        return (
             f"{here} must have dcil {terms.version} as the command has, has {dcil.__version__}; install the same "
             "version on all nodes"
         )
     folder = Path(terms.witness).parent
     if not os.path.exists(terms.witness):
-        raise UserError(f"--out must be on storage that all nodes share, {here} does not see {folder} as it is")
+        return f"--out must be on storage that all nodes share, {here} does not see {folder} as it is"
     if not is_held(Path(terms.witness)):
-        raise UserError(
+        return (
             f"--out must be on a file system whose locks hold on all nodes, on {here} those of {folder} do not; mount "
             "it with locks (NFS: without nolock and local_lock; Lustre: flock), or choose another --out"
         )
+    return ""
 
 
 def try_to_lock(train: Callable[[], None], patience: float, budget: Budget) -> None:

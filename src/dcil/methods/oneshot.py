@@ -38,6 +38,8 @@ class OneShot(Zeroed):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require("rounds", 1 <= self.rounds <= 1000, "from 1 to 1000")
+        known = self.rounds % 2 == 1 or not self.schedule.alternates
+        self.require("rounds", known, "odd with a schedule that alternates", "an even number ends dense")
 
     @property
     def prunings(self) -> list[int]:

@@ -43,6 +43,8 @@ class Rewind(Zeroed):
         super().__post_init__()
         self.require("to", 0 <= self.to < 1, ">= 0 and < 1", "a part of the steps")
         self.require("rounds", 1 <= self.rounds <= 1000, "from 1 to 1000")
+        known = self.rounds % 2 == 1 or not self.schedule.alternates
+        self.require("rounds", known, "odd with a schedule that alternates", "an even number ends dense")
 
     @property
     def back(self) -> int:

@@ -39,8 +39,12 @@ class Thresholded(Method):
 
     @property
     def timeline(self) -> Timeline:
-        """As of every method, but with an update after the last step, which changes the network little."""
-        return replace(super().timeline, last=self.steps)
+        """As of every method, but the last step has an update too, also where ``every`` does not divide the steps.
+
+        What ``finalize`` writes has the threshold and the masks of the weights that it is made of.
+        """
+        regular = super().timeline
+        return replace(regular, extra=(*regular.extra, self.steps))
 
     def shrunk(self, layer: PrunableWeight, weight: Tensor, threshold: Tensor, state: State) -> Tensor:
         """f: what the pruned net has in place of the kept entries of ``weight``, given in float32 or wider."""

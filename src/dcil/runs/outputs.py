@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -23,7 +22,8 @@ FORMATS = ("dcil checkpoint", "dcil record", "dcil iterations")
 IMAGES = (b"\x89PNG\r\n", b"\xff\xd8\xff")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 DATA_FOLDERS = ("cifar-10-batches-bin", "cifar-100-binary")
-SNIFFED = 2**20  # bytes; a checkpoint's notes are at its beginning and shorter
+SNIFFED = 2**20  # bytes
+LARGEST_HEADER = 100_000_000  # bytes that safetensors itself accepts; notes stand there in any order
 
 
 def write_output(path: Path, write: Callable[[Path], object]) -> None:
@@ -92,6 +92,7 @@ def kind_of(file: Path) -> str:
     """Return what ``file`` is, in words, if it must be kept, else an empty text."""
     with file.open("rb") as opened:
         start = opened.read(SNIFFED)
+        start += opened.read(max(0, header_end(start) - len(start)))
     if start.startswith(IMAGES) or (start and file.suffix.lower() in SUFFIXES):
         return "an image"
     if start and file.parent.name in DATA_FOLDERS:
@@ -101,11 +102,15 @@ def kind_of(file: Path) -> str:
     return ""
 
 
+def header_end(start: bytes) -> int:
+    """Return where the header of a safetensors file ends, 0 if the file is none: its length, then itself."""
+    return 8 + min(int.from_bytes(start[:8], "little"), LARGEST_HEADER) if start[8:9] == b"{" else 0
+
+
 def format_of(start: bytes) -> str:
     """Return the format of a file that only dcil writes, from its first bytes, else an empty text."""
-    if start[8:9] == b"{":  # safetensors: the length of its header, then that
-        (length,) = struct.unpack("<Q", start[:8])
-        start = start[8 : 8 + min(length, SNIFFED)]
+    if end := header_end(start):
+        start = start[8:end]
     elif not start.lstrip().startswith(b"{"):
         return ""
     compact = start.replace(b'": "', b'":"')

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dcil import data
-from dcil.data import Loaded
+from dcil.data import Loaded, TrainingData
 from dcil.engine import PROCESS_LOCK, EngineSettings
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.errors import UserError
@@ -68,6 +68,7 @@ def train(
     progress: Progress = lambda epoch, part, row: None,
     settings: EngineSettings | None = None,
     load: Callable[[str, Path], Loaded] = data.load,
+    check: Callable[[Loaded], Loaded] = lambda loaded: loaded,
     group: ProcessGroup = SINGLE_PROCESS,
     callback: Callable[[Trainer], RunCallback] = RunCallback,
     until: int = NO_END,
@@ -89,8 +90,7 @@ def train(
     advice = f"--resume --low-memory, or fewer runs at once, continues {folder.path} from its last checkpoint"
     with naming_what_to_reduce(f"{advice}; or start anew with a smaller --batch (now {config.batch})"):
         with PROCESS_LOCK:  # runs in other threads draw from the same random numbers
-            with group.local_rank_zero_first(device):
-                dataset = data.prepare(load(config.dataset, data_dir), config.tokens, config.length)
+            dataset = load_data(config, data_dir, device, load, check, group)
             described = describe_data(dataset)
             described = check_data(folder, described) if folder.started else described
             trainer = Trainer.build(config, dataset, device, settings, group)
@@ -100,6 +100,20 @@ def train(
                 within, checkpoints = 60 * checkpoint_minutes or math.inf, checkpoints_of(folder, group)
                 run = RunInFolder(trainer, folder, checkpoints, json.loads(record), within)
                 return run.train(progress, callback(trainer), until)
+
+
+def load_data(
+    config: Config,
+    data_dir: Path,
+    device: torch.device,
+    load: Callable[[str, Path], Loaded],
+    check: Callable[[Loaded], Loaded],
+    group: ProcessGroup,
+) -> TrainingData:
+    """Return what is trained on: ``check`` returns what was loaded, and is called in all processes at once."""
+    with group.local_rank_zero_first(device):
+        loaded = load(config.dataset, data_dir)
+    return data.prepare(check(loaded), config.tokens, config.length)
 
 
 def checkpoints_of(folder: RunFolder, group: ProcessGroup) -> Checkpoints:

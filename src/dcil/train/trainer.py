@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from dcil import SparseNet, Update
 from dcil.data import Batches, TrainingData
 from dcil.engine import PROCESS_LOCK, Engine, EngineSettings, build, shard
+from dcil.engine.memory_layout import layout_for
 from dcil.engine.process_group import SINGLE_PROCESS, ProcessGroup
 from dcil.errors import UserError
 from dcil.runs.position import START, Position
@@ -59,7 +60,7 @@ class Trainer:
         net = build_net(config, model, loader.steps)
         net.warn_of_empty_layers = False  # the notes of the run say so
         if not group.shard:  # FSDP takes no other layout than the usual one
-            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the layout of the batches, which convolutions are fastest in
+            net.to(memory_format=layout_for(net, device))  # type: ignore[call-overload]  # that of the batches
         optimizer = build_optimizer(config, net)
         engine = build(net, optimizer, loader, settings, group, step_settings(config))
         return cls(config, net, optimizer, loader, engine, group)

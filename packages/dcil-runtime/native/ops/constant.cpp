@@ -7,20 +7,26 @@ namespace dcil {
 
 namespace {
 
-class Constant final : public Step {
+/// Writes numbers of the op's table one by one.
+class FromTable : public Step {
  public:
-  Constant(const Op& op, int to) : Step("constant", &op, {}, to) {}
+  using Step::Step;
   void add_cost(const Program& p, Cost& cost) const override {
     const Layout& to = *p.values[size_t(out)].layout;
     cost.tables += Places::bytes(to);
     cost.work += 2 * double(to.shape.size()) * p.lanes.images;
   }
   void build(const Program& p) override { to_.build(*p.values[size_t(out)].layout); }
-  void run(const Member& m) const override;
   long bytes() const override { return to_.bytes(); }
 
- private:
+ protected:
   Places to_;
+};
+
+class Constant final : public FromTable {
+ public:
+  Constant(const Op& op, int to) : FromTable("constant", &op, {}, to) {}
+  void run(const Member& m) const override;
 };
 
 void Constant::run(const Member& m) const {
@@ -52,20 +58,10 @@ void plan_constant(Planner& planner, const Op& op) {
 }
 
 /// out[c][t] = table[in[t]][c].
-class Embedding final : public Step {
+class Embedding final : public FromTable {
  public:
-  Embedding(const Op& op, int from, int to) : Step("embedding", &op, {from}, to) {}
-  void add_cost(const Program& p, Cost& cost) const override {
-    const Layout& to = *p.values[size_t(out)].layout;
-    cost.tables += Places::bytes(to);
-    cost.work += 2 * double(to.shape.size()) * p.lanes.images;
-  }
-  void build(const Program& p) override { to_.build(*p.values[size_t(out)].layout); }
+  Embedding(const Op& op, int from, int to) : FromTable("embedding", &op, {from}, to) {}
   void run(const Member& m) const override;
-  long bytes() const override { return to_.bytes(); }
-
- private:
-  Places to_;
 };
 
 void Embedding::run(const Member& m) const {

@@ -4,6 +4,7 @@
 #include "../cost.h"
 #include "../execute.h"
 #include "../planner.h"
+#include "pool_window.h"
 
 namespace dcil {
 
@@ -33,11 +34,7 @@ void Pool::add_cost(const Program& p, Cost& cost) const {
 
 void Pool::build(const Program& p) {
   const Layout &from = *p.values[size_t(in[0])].layout, &to = *p.values[size_t(out)].layout;
-  const Window& w = op->window;
-  distances_.reserve(size_t(w.kh) * w.kw);
-  for (int ky = 0; ky < w.kh; ky++)
-    for (int kx = 0; kx < w.kw; kx++)
-      distances_.push_back(int32_t((long(ky) * w.dy * from.row() + long(kx) * w.dx * from.lanes.count) * 4));
+  distances_ = taps_of(op->window, from, 4);
   if (op->kind == Kind::AvgPool) build_scale(from, to);
 }
 
@@ -64,21 +61,12 @@ void Pool::build_scale(const Layout& in, const Layout& out) {
 }
 
 void Pool::run(const Member& m) const {
-  const Window& w = op->window;
   const Layout& to = layout(m, out);
   const Range own = share(to.shape.c, m);
   PoolArgs a{};
   a.in = m.arena.planes(in[0]);
-  a.in.data -= w.top * a.in.row + long(w.left) * to.lanes.count;
   a.out = m.arena.planes(out);
-  a.row_step = a.in.row * w.sy;
-  a.column_step = long(to.lanes.count) * w.sx;
-  a.c0 = own.begin;
-  a.c1 = own.end;
-  a.y1 = to.geometry.height;
-  a.width = to.geometry.width;
-  a.distances = distances_.data();
-  a.taps = int(distances_.size());
+  slide_window(a, op->window, to, own, distances_);
   a.scale = scale_.empty() ? nullptr : scale_.data();
   a.mask = to.mask();
   m.program.kernels.pool(a);

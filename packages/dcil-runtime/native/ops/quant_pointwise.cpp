@@ -2,6 +2,7 @@
 
 #include "../cost.h"
 #include "convert.h"
+#include "pool_window.h"
 #include "quant_conv.h"
 
 namespace dcil {
@@ -62,30 +63,16 @@ void QuantPool::add_cost(const Program& p, Cost& cost) const {
 }
 
 void QuantPool::build(const Program& p) {
-  const Layout& from = *p.values[size_t(in[0])].layout;
-  const Window& w = op->window;
-  distances_.reserve(size_t(w.kh) * size_t(w.kw));
-  for (int ky = 0; ky < w.kh; ky++)
-    for (int kx = 0; kx < w.kw; kx++)
-      distances_.push_back(int32_t(long(ky) * w.dy * from.row() + long(kx) * w.dx * from.lanes.count));
+  distances_ = taps_of(op->window, *p.values[size_t(in[0])].layout, 1);
 }
 
 void QuantPool::run(const Member& m) const {
-  const Window& w = op->window;
   const Layout& to = layout(m, out);
   const Range own = share(to.shape.c, m);
   QuantPoolArgs a{};
   a.in = m.arena.byte_planes(in[0]);
-  a.in.data -= w.top * a.in.row + long(w.left) * to.lanes.count;
   a.out = m.arena.byte_planes(out);
-  a.row_step = a.in.row * w.sy;
-  a.column_step = long(to.lanes.count) * w.sx;
-  a.c0 = own.begin;
-  a.c1 = own.end;
-  a.y1 = to.geometry.height;
-  a.width = to.geometry.width;
-  a.distances = distances_.data();
-  a.taps = int(distances_.size());
+  slide_window(a, op->window, to, own, distances_);
   a.mask = to.byte_mask();
   a.zero = uint8_t(op->quant.zero);
   m.program.kernels.quant->pool(a);
