@@ -69,7 +69,7 @@ class _Views(Function):
         zeros = {dtype: weights[0].new_zeros((), dtype=dtype) for dtype in {weight.dtype for weight in weights}}
         for view in paths:
             if view in (views.revived, views.whole):
-                found += [weight.view_as(weight) for weight in weights]
+                found += weights  # autograd makes views of what is returned as it came
             else:
                 pairs = zip(weights, masks, strict=True)
                 found += [torch.where(mask, weight, zeros[weight.dtype]) for weight, mask in pairs]
@@ -89,6 +89,8 @@ def gradient(paths: tuple[views.View, ...], grads: Sequence[Tensor | None], mask
         p, s = grads
         if p is not None and s is not None:
             if torch.is_grad_enabled():  # to be differentiated again
+                return torch.where(mask, p, s)
+            if p.stride() == s.stride() == mask.stride():
                 return torch.where(mask, p, s)
             # In the layout of the weight, which DDP asks for.
             return torch.where(mask, p, s, out=torch.empty_like(mask, dtype=p.dtype))

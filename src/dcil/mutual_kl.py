@@ -38,21 +38,32 @@ def log_softmax(logits: Tensor, temperature: float, dim: int) -> Tensor:
     return F.log_softmax(wide / temperature, dim)
 
 
+def divergence(p: Tensor, s: Tensor, temperature: float, dim: int, counted: Tensor | None) -> tuple[Tensor, Tensor]:
+    """q - r, and sum (q - r) (log q - log r)."""
+    log_r, log_q = log_softmax(p, temperature, dim), log_softmax(s, temperature, dim)
+    difference, terms = log_q.exp().sub_(log_r.exp()), log_q.sub_(log_r)
+    if counted is not None:  # not a product: a position that does not count may hold inf or NaN
+        ignored = ~counted.unsqueeze(dim)
+        difference.masked_fill_(ignored, 0), terms.masked_fill_(ignored, 0)
+    return difference, terms.mul_(difference).sum()
+
+
 class _MutualKL(Function):
     @staticmethod
     def forward(ctx: Any, p: Tensor, s: Tensor, temperature: float, dim: int, counted: Tensor | None) -> Tensor:
         ctx.temperature, ctx.dim, ctx.counted = temperature, dim, counted
-        differences, rows = torch.empty_like(p), max(1, CHUNK * len(p) // max(1, p.numel()))
-        total = torch.zeros((), dtype=torch.promote_types(p.dtype, torch.float), device=p.device)
-        for start in range(0, len(p), rows):
-            part = slice(start, start + rows)
-            log_r, log_q = log_softmax(p[part], temperature, dim), log_softmax(s[part], temperature, dim)
-            difference, terms = log_q.exp().sub_(log_r.exp()), log_q.sub_(log_r)
-            if counted is not None:  # not a product: a position that does not count may hold inf or NaN
-                ignored = ~counted[part].unsqueeze(dim)
-                difference.masked_fill_(ignored, 0), terms.masked_fill_(ignored, 0)
-            differences[part] = difference
-            total += terms.mul_(difference).sum()
+        rows = max(1, CHUNK * len(p) // max(1, p.numel()))
+        if rows >= len(p):  # the usual case, in the fewest operations
+            difference, total = divergence(p, s, temperature, dim, counted)
+            differences = difference.to(p.dtype)
+        else:
+            differences = torch.empty_like(p)
+            total = torch.zeros((), dtype=torch.promote_types(p.dtype, torch.float), device=p.device)
+            for start in range(0, len(p), rows):
+                part = slice(start, start + rows)
+                of_part = None if counted is None else counted[part]
+                differences[part], terms = divergence(p[part], s[part], temperature, dim, of_part)
+                total += terms
         ctx.save_for_backward(p, s, differences)
         return total * temperature**2
 
