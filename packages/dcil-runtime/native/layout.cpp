@@ -44,7 +44,7 @@ Layout::Layout(const Shape& s, const Geometry& g, const Lanes& grid)
   }
   const long line = 64 / l.bytes;  // elements in a cache line
   row_ = long(g.left + g.width + g.right) * l.count;
-  if (g.left + g.right > 0 && g.height > 1) row_ = apart(row_, line);  // without a halo a plane may be read as one row
+  if (g.left + g.right > 0 && g.height > 1) row_ = apart(row_, line);  // else a plane may be read as one row
   plane_ = row_ * (g.top + g.height + g.bottom);
   plane_ = ((plane_ + line - 1) / line | 1) * line;  // an odd number of lines spreads channels over the cache's sets
   origin_ = g.top * row_ + long(g.left) * l.count;
