@@ -23,7 +23,13 @@ INLINE void add_tap(V* sums, const ConvArgs& a, const float* base, const Tap& ta
   asm("" : "+r"(p));  // one pointer per tap: otherwise the compiler keeps one per tile row and spills
   V w = splat(tap.weight);
 #pragma GCC unroll 32
-  for (int t = 0; t < R * C; t++) sums[t] += w * load(under<C, Step>(p, a, t));
+  for (int t = 0; t < R * C; t++) {
+    if (R * C >= 16 && t && t % C == 0) {  // it goes from row to row: else all their distances take registers
+      p += a.row_step;
+      asm("" : "+r"(p));
+    }
+    sums[t] += w * load(under<C, Step>(p, a, R * C >= 16 ? t % C : t));
+  }
 }
 
 /// Partial sums per tile vector: small tiles keep several, so that additions need not wait for each other.
@@ -36,6 +42,7 @@ INLINE const Tap* add_taps(V* sums, const ConvArgs& a, const float* base, const 
 #pragma GCC unroll 32
   for (int t = T; t < T * Ways; t++) sums[t] = V{};
   for (; count >= AtOnce; count -= AtOnce, tap += AtOnce) {
+    if (Ways > 1) __builtin_prefetch(tap + 64);  // small tiles use taps up faster than the CPU fetches them by itself
 #pragma GCC unroll 4
     for (int i = 0; i < AtOnce; i++) add_tap<R, C, Step>(sums + i % Ways * T, a, base, tap[i]);
   }

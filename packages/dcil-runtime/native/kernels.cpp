@@ -137,14 +137,40 @@ INLINE void activate_row(const LinearArgs& a, float* out) {
   }
 }
 
+/// Four outputs at a time: their weights come from memory as four streams, and faster than as one.
+INLINE void dense_dots(const LinearArgs& a, int o, const float* in, float* sums) {
+  const float* w = a.dense + long(o) * a.inputs;
+  V s[4] = {};
+  int i = 0;
+  for (; i + LANES <= a.inputs; i += LANES) {
+    const V v = load_anywhere(in + i);
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) s[k] += load_anywhere(w + long(k) * a.inputs + i) * v;
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; k++) {
+    sums[k] = sum(s[k]);
+    for (int j = i; j < a.inputs; j++) sums[k] += w[long(k) * a.inputs + j] * in[j];
+  }
+}
+
 static void linear(const LinearArgs& a) {
-  for (int o = a.o0; o < a.o1; o++)
+  for (int o = a.o0; o < a.o1; o += 4)
     for (int n = 0; n < a.images; n++) {
       const float* in = a.in + long(n) * a.inputs;
-      const long i = long(n) * a.outputs + o;
-      float s = a.bias[o] + (a.dense ? dot(a.dense + long(o) * a.inputs, in, a.inputs) : kept_dot(a, o, in));
-      if (a.residual) s += a.residual[i];
-      a.out[i] = s;
+      const int count = a.o1 - o < 4 ? a.o1 - o : 4;
+      float sums[4];
+      if (a.dense && count == 4) {
+        dense_dots(a, o, in, sums);
+      } else {
+        for (int k = 0; k < count; k++)
+          sums[k] = a.dense ? dot(a.dense + long(o + k) * a.inputs, in, a.inputs) : kept_dot(a, o + k, in);
+      }
+      for (int k = 0; k < count; k++) {
+        const long i = long(n) * a.outputs + o + k;
+        const float s = a.bias[o + k] + sums[k];
+        a.out[i] = a.residual ? s + a.residual[i] : s;
+      }
     }
   for (int n = 0; n < a.images && a.act.kind != Act::None; n++) activate_row(a, a.out + long(n) * a.outputs);
 }

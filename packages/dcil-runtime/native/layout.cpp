@@ -24,6 +24,13 @@ bool beyond(int before, int size, int after, int tiles) {
   return -floor_div(-before, size) >= tiles || floor_div(size + after - 1, size) >= tiles;
 }
 
+/// Rows almost as long as the cache's sets are many would lie in each other's sets: they get longer.
+long apart(long row, long line) {
+  constexpr long sets = 64, least = 8;
+  const long before = (row / line + least) / sets * sets;  // a multiple of the sets nearby
+  return before && row / line > before - least ? std::max(row, (before + least) * line) : row;
+}
+
 }  // namespace
 
 Layout::Layout(const Shape& s, const Geometry& g, const Lanes& grid)
@@ -35,9 +42,10 @@ Layout::Layout(const Shape& s, const Geometry& g, const Lanes& grid)
     if (double(size_) * 4 >= double(1L << 31)) throw Error("a tensor needs more than 2 GiB for one group of images");
     return;
   }
-  row_ = long(g.left + g.width + g.right) * l.count;
-  plane_ = row_ * (g.top + g.height + g.bottom);
   const long line = 64 / l.bytes;  // elements in a cache line
+  row_ = long(g.left + g.width + g.right) * l.count;
+  if (g.left + g.right > 0 && g.height > 1) row_ = apart(row_, line);  // else a plane may be read as one row
+  plane_ = row_ * (g.top + g.height + g.bottom);
   plane_ = ((plane_ + line - 1) / line | 1) * line;  // an odd number of lines spreads channels over the cache's sets
   origin_ = g.top * row_ + long(g.left) * l.count;
   if (double(plane_) * s.c * l.bytes >= double(1L << 31)) throw Error("a tensor needs more than 2 GiB for one group of images");

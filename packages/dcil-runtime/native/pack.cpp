@@ -32,20 +32,37 @@ class Distances {
   int outputs_, inputs_;
 };
 
+struct Row {
+  int channel;
+  int64_t begin, end;  // of op.index
+};
+
+/// What output channels keep of a block of inputs, the fullest first: the CPU foresees where a row ends when it is as
+/// long as the one before, and a wrong guess costs as much as several taps.
+std::vector<Row> rows_of(const Op& op, const Distances& where, const std::vector<int>& part, int low, int high) {
+  std::vector<Row> rows;
+  for (int o : part) {
+    const auto from = op.index.begin() + op.start[o], to = op.index.begin() + op.start[o + 1];  // ascending
+    const auto before = [&](uint32_t index, int input) { return where.input(index, o) < input; };
+    const auto begin = std::lower_bound(from, to, low, before), end = std::lower_bound(begin, to, high, before);
+    rows.push_back({o, begin - op.index.begin(), end - op.index.begin()});
+  }
+  const auto fuller = [](const Row& a, const Row& b) { return a.end - a.begin > b.end - b.begin; };
+  std::stable_sort(rows.begin(), rows.end(), fuller);
+  return rows;
+}
+
 Stream<Tap> pack_block(const Op& op, const Distances& where, const std::vector<std::vector<int>>& own, int low,
                        int high, bool skip_empty) {
   Stream<Tap> s;
   s.start.push_back(0);
   s.parts.push_back(0);
   for (const auto& part : own) {
-    for (int o : part) {
-      const size_t before = s.taps.size();
-      for (int64_t i = op.start[o]; i < op.start[o + 1]; i++) {
-        const int input = where.input(op.index[i], o);
-        if (input >= low && input < high) s.taps.push_back({where.distance(op.index[i], o), op.weight[i]});
-      }
-      if (skip_empty && s.taps.size() == before) continue;
-      s.channel.push_back(o);
+    for (const Row& row : rows_of(op, where, part, low, high)) {
+      if (skip_empty && row.begin == row.end) continue;
+      for (int64_t i = row.begin; i < row.end; i++)
+        s.taps.push_back({where.distance(op.index[i], row.channel), op.weight[i]});
+      s.channel.push_back(row.channel);
       s.start.push_back(int32_t(s.taps.size()));
     }
     s.parts.push_back(int(s.channel.size()));

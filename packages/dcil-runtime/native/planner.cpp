@@ -35,6 +35,10 @@ bool clamps_at_zero(const Activation& act) {
          act.kind == Act::Sqrt;
 }
 
+bool skips_pixels(const Window& w) {
+  return w.kh * w.kw == 1 && w.sy * w.sx > 1 && w.top + w.left + w.bottom + w.right == 0;
+}
+
 void Planner::plan() {
   const auto& shapes = p_.graph.shapes();
   value_of_.assign(shapes.size(), -1);

@@ -62,5 +62,7 @@ class Planner {
 bool plan_quantized(Planner& planner, const Op& op);  // ops/plan_quantized.cpp
 
 bool clamps_at_zero(const Activation& act);
+/// One pixel, of every other.
+bool skips_pixels(const Window& window);
 
 }  // namespace dcil

@@ -6,11 +6,12 @@
 
 #include "../cost.h"
 #include "../planner.h"
+#include "gather.h"
 
 namespace dcil {
 
 void Conv::settle(const Program& p) {
-  const Window& w = op->window;
+  const Window& w = window;
   one_row = w.kh * w.kw * w.sy * w.sx == 1 && w.top + w.left == 0;
   for (int v : {in[0], out, residual, twin}) {
     if (v < 0) continue;
@@ -45,7 +46,7 @@ void Conv::add_cost(const Program& p, Cost& cost) const {
   const double taps = std::max(kept * sizeof(Tap), quad_taps(*op, from, p.threads) * sizeof(QuadTap));
   cost.tables += taps + 8 * channels;
   // Weights packed in one way lie beside those packed in another; vectors that grow take twice what they hold.
-  const double sorted = 64 * std::min(kept, 4.0 * from.shape.c * op->window.kh * op->window.kw);
+  const double sorted = 64 * std::min(kept, 4.0 * from.shape.c * window.kh * window.kw);
   cost.passing = std::max(cost.passing, 3 * taps + sorted + channels * 8 * 64);
   cost.work += (kept + channels) * double(to.vectors()) * to.lanes.count;
 }
@@ -61,9 +62,9 @@ ConvArgs Conv::arguments(const Member& m) const {
   const Layout& to = layout(m, out);
   const Planes from = m.arena.planes(in[0]);
   ConvArgs a{};
-  a.in = from.data - op->window.top * from.row - long(op->window.left) * to.lanes.count;
-  a.row_step = from.row * op->window.sy;
-  a.column_step = long(to.lanes.count) * op->window.sx;
+  a.in = from.data - window.top * from.row - long(window.left) * to.lanes.count;
+  a.row_step = from.row * window.sy;
+  a.column_step = long(to.lanes.count) * window.sx;
   a.y1 = to.geometry.height;
   a.x1 = to.geometry.width;
   a.scratch = m.scratch;
@@ -93,7 +94,7 @@ Range Conv::split_rows(const Member& m, int height) const {
 /// The tile functions for a layer; tile_any when no column step was compiled in.
 const Tile& Conv::tile(const Member& m) const {
   const KernelSet& k = m.program.kernels;
-  const int stride = op->window.sx;
+  const int stride = window.sx;
   return stride == 1 ? k.tiles[chosen.tile] : stride == 2 ? k.tiles_stride2[chosen.tile] : *k.tile_any;
 }
 
@@ -185,12 +186,22 @@ void plan_conv(Planner& planner, const Op& op) {
   planner.set_value(op.in[0], planner.spatial(planner.value_of(op.in[0])));
   Geometry out;
   const Geometry need = planner.window_input(op, out);
-  const int in = planner.with_window(planner.value_of(op.in[0]), op, need);
+  const int from = planner.value_of(op.in[0]);
+  Window window = op.window;
+  int in;
+  if (skips_pixels(window) && planner.copies(from, need)) {  // copies only what the window reads
+    const Shape read{planner.value(from).shape.c, planner.shape_of(op.out).h, planner.shape_of(op.out).w};
+    in = planner.add_value(read, out, planner.value(from).nonnegative);
+    planner.add_step<Gather>(from, in, window.sy, window.sx);
+    window.sy = window.sx = 1;
+  } else {
+    in = planner.with_window(from, op, need);
+  }
   const int residual = op.residual < 0 ? -1 : planner.with_tiles(planner.value_of(op.residual), out);
   const Shape shape = planner.shape_of(op.out);
   planner.set_value(op.out, planner.add_value(shape, out, clamps_at_zero(op.act)));
   if (op.twin >= 0) planner.set_value(op.twin, planner.add_value(shape, out, clamps_at_zero(op.twin_act)));
-  Conv& step = planner.add_step<Conv>(op, in, planner.value_of(op.out));
+  Conv& step = planner.add_step<Conv>(op, in, planner.value_of(op.out), window);
   step.residual = residual;
   step.twin = op.twin < 0 ? -1 : planner.value_of(op.twin);
 }

@@ -12,7 +12,8 @@ struct Extent {
 
 class Conv final : public Step {
  public:
-  Conv(const Op& op, int from, int to) : Step("conv", &op, {from}, to) {}
+  /// The window is the operator's, but moves one pixel at a time over an input of which the others were left out.
+  Conv(const Op& op, int from, int to, const Window& window) : Step("conv", &op, {from}, to), window(window) {}
   void settle(const Program& p) override;
   void add_cost(const Program& p, Cost& cost) const override;
   void tune(Tuner& tuner) override;  // ops/tune_conv.cpp
@@ -27,6 +28,7 @@ class Conv final : public Step {
 
   Extent extent(const Program& p) const;
 
+  const Window window;
   bool one_row = false;  // nothing has a halo and the window is one pixel: the plane is one long row
   Choice chosen;
   Packed packed;

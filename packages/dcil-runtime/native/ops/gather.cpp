@@ -13,7 +13,7 @@ void Gather::add_cost(const Program& p, Cost& cost) const {
 
 void Gather::build(const Program& p) {
   const Layout &from = *p.values[size_t(in[0])].layout, &to = *p.values[size_t(out)].layout;
-  table_ = gather_table(to, [&](int image, int y, int x) { return from.address(image, y, x); });
+  table_ = gather_table(to, [&](int image, int y, int x) { return from.address(image, y * sy_, x * sx_); });
 }
 
 void Gather::run(const Member& m) const {

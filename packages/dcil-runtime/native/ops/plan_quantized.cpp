@@ -11,11 +11,6 @@ namespace dcil {
 
 namespace {
 
-/// One pixel, of every other.
-bool skips_pixels(const Window& w) {
-  return w.kh * w.kw == 1 && w.sy * w.sx > 1 && w.top + w.left + w.bottom + w.right == 0;
-}
-
 void plan_conv(Planner& planner, const Op& op) {
   const int from = planner.spatial(planner.bytes_of(op.in[0]));
   planner.set_bytes(op.in[0], from);

@@ -1,5 +1,6 @@
 // A convolution's tile, loop order, blocking and kernel, sparse or four channels at a time, and how threads share it.
 #include <algorithm>
+#include <map>
 
 #include "../tune.h"
 #include "conv.h"
@@ -25,6 +26,9 @@ class ConvTuner {
   std::vector<Trial> best(size_t count);
   double density() const;
   Choice standard() const;
+  int cached_blocks(const Tile& tile) const;
+  bool valid(int blocks) const;
+  void try_blocks(Trial from, bool more);
   void try_quads();
   void search();
   void replay(std::vector<Trial> finalists);
@@ -63,7 +67,7 @@ bool fits(const Tile& tile, int rows, int columns, bool in_place) {
 std::vector<int> ConvTuner::fitting_tiles() const {
   const Extent plane = step_.extent(p_);
   std::vector<int> fit;
-  if (step_.op->window.sx > 2) return {0};
+  if (step_.window.sx > 2) return {0};
   for (int i = 0; i < p_.kernels.tile_count; i++)
     if (fits(p_.kernels.tiles[i], plane.height, plane.width, step_.in_place)) fit.push_back(i);
   return fit;
@@ -77,39 +81,63 @@ std::vector<ConvTuner::Trial> ConvTuner::best(size_t count) {
 }
 
 double ConvTuner::density() const {
-  const Window& w = step_.op->window;
+  const Window& w = step_.window;
   const double inputs = double(p_.values[step_.in[0]].shape.c) / step_.op->groups;
   return double(step_.op->weight.size()) / (double(step_.op->bias.size()) * inputs * w.kh * w.kw);
 }
 
 /// Four channels at a time: worth a try where four channels often keep the same weight.
 void ConvTuner::try_quads() {
-  if (density() < 0.15 || step_.op->window.sx > 2) return;
+  if (density() < 0.15 || step_.window.sx > 2) return;
   for (int t : fitting_tiles())
     if (p_.kernels.tiles[t].conv_quads && p_.kernels.tiles[t].rows * p_.kernels.tiles[t].columns > 1)
       try_one({t, 1, Method::Quads, Split::None}, 3);
 }
 
-/// Every tile once; then, for the best few, the other loop order and more blocks; then the finalists again.
+/// So many blocks, a power of two, that what a tile reads of one stays in the first cache; but a row keeps some weights.
+int ConvTuner::cached_blocks(const Tile& tile) const {
+  constexpr long cache = 32 << 10;
+  const Window& w = step_.window;
+  const long height = (tile.rows - 1) * w.sy + (w.kh - 1) * w.dy + 1;
+  const long width = (tile.columns - 1) * w.sx + (w.kw - 1) * w.dx + 1;
+  const long under = height * width * p_.lanes.count * 4 * p_.values[step_.in[0]].shape.c;
+  const double kept = double(step_.op->weight.size()) / double(step_.op->bias.size());
+  int blocks = 1;
+  while (under / blocks > cache && kept / blocks > 8 && valid(2 * blocks)) blocks *= 2;
+  return blocks;
+}
+
+bool ConvTuner::valid(int blocks) const {
+  return blocks >= 1 && blocks <= 32 && (blocks == 1 || p_.values[step_.in[0]].shape.c / blocks >= 8);
+}
+
+/// More blocks, or fewer, as long as that helps.
+void ConvTuner::try_blocks(Trial from, bool more) {
+  double before = from.seconds;
+  for (int b = from.choice.blocks;;) {
+    b = more ? 2 * b : b / 2;
+    if (!valid(b) || now() > own_deadline_) return;
+    try_one({from.choice.tile, b, Method::Tiles, Split::None}, 3);
+    if (trials_.back().seconds > 1.1 * before) return;
+    before = std::min(before, trials_.back().seconds);
+  }
+}
+
+/// Every tile once; then, for the best few, the other loop order and other blocks; then the finalists again.
 void ConvTuner::search() {
   trials_.clear();
-  const int inputs = p_.values[step_.in[0]].shape.c;
   set(standard());
   if (tuner_.measure(step_, 1) > kLongRun && now() > tuner_.deadline) return;  // warms up
-  try_quads();
-  for (int t : fitting_tiles()) try_one({t, 1, Method::Tiles, Split::None}, 3);
+  std::multimap<int, int> tiles;  // by blocks: packed once for all that have the same
+  for (int t : fitting_tiles()) tiles.insert({cached_blocks(p_.kernels.tiles[t]), t});
+  for (const auto& [blocks, t] : tiles) try_one({t, blocks, Method::Tiles, Split::None}, 3);
   const auto good = best(5);
   for (const Trial& t : good) {
-    if (t.choice.method == Method::Quads) continue;
     try_one({t.choice.tile, 1, Method::Channels, Split::None}, 3);
-    double before = t.seconds;
-    for (int blocks = 2; blocks <= 32 && inputs / blocks >= 8; blocks *= 2) {
-      try_one({t.choice.tile, blocks, Method::Tiles, Split::None}, 3);
-      const double here = trials_.back().seconds;
-      if (here > 1.2 * before) break;
-      before = std::min(before, here);
-    }
+    try_blocks(t, true);
+    try_blocks(t, false);
   }
+  try_quads();
   replay(best(6));
 }
 
@@ -127,7 +155,7 @@ void ConvTuner::replay(std::vector<Trial> finalists) {
 /// What a layer gets without measuring: the largest tile that fits; four channels at a time when it is half full.
 Choice ConvTuner::standard() const {
   Choice c;
-  if (step_.op->window.sx > 2) return c;
+  if (step_.window.sx > 2) return c;
   const Tile* tiles = p_.kernels.tiles;
   const bool quads = density() > 0.5;
   for (int t : fitting_tiles()) {
@@ -173,7 +201,7 @@ void ConvTuner::share_out() {
 
 Tuner::Key ConvTuner::key() const {
   const Conv& s = step_;
-  const Window& w = s.op->window;
+  const Window& w = s.window;
   const Layout &in = *p_.values[s.in[0]].layout, &out = *p_.values[s.out].layout;
   int bits = 0;  // kept weights to a quarter of a power of two
   for (double n = double(s.op->weight.size()) + 1; n > 1; n /= 1.19) bits++;
