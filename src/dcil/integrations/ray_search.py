@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import math
 import os
 import shutil
@@ -138,6 +139,8 @@ def sampler(search: Search) -> Any:
         known += not_tried(search.space, known)
     if importlib.util.find_spec("optuna"):
         from ray.tune.search.optuna import OptunaSearch
+
+        logging.getLogger("optuna").setLevel(logging.WARNING)  # it announces every study
 
         return OptunaSearch(points_to_evaluate=known or None, seed=seed)
     from ray.tune.search.basic_variant import BasicVariantGenerator
