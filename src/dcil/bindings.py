@@ -58,11 +58,11 @@ class Bindings:
     @contextmanager
     def settled(self) -> Iterator[None]:
         """While open, in a pass through all paths, ``current`` need not be asked again."""
-        self._settled = True
+        before, self._settled = self._settled, True
         try:
             yield
         finally:
-            self._settled = False
+            self._settled = before
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a copy of the net looks up its own

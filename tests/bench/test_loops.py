@@ -41,6 +41,18 @@ def test_a_loop_that_torch_cannot_run_is_left_out_with_the_reason(monkeypatch):
     assert all(row.ms > 0 for row in measure("resnet8-digits", "eager", CPU, 1, 1))
 
 
+def test_a_training_that_fails_while_it_is_timed_is_left_out(monkeypatch):
+    made = loops.make
+
+    def failing(name, method, loop, device):
+        training, left = made(name, method, loop, device), iter(range(50))
+        return training._replace(step=lambda: next(left) and None) if method == "dcil" else training
+
+    monkeypatch.setattr(loops, "make", failing)
+    dense, dcil = measure("resnet8-digits", "eager", CPU, 1, 8)
+    assert dense.ms > 0 and dcil.ms is None and dcil.how.startswith("StopIteration")
+
+
 def test_the_table_sets_dcil_beside_dense(tmp_path, capsys):
     run(["resnet8-digits"], [loop for loop in ALL if "compile" not in loop], CPU, tmp_path / "out.json", 1, 1)
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]

@@ -104,6 +104,28 @@ def test_evaluation_behind_a_shared_stem(device, monkeypatch):
     assert {path: pytest.approx(both, abs=100.1 / images) for path, both in plain.items()} == engine.evaluate()
 
 
+class Single(nn.Module):
+    """Has one convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.fc = nn.Conv2d(1, 16, 3, bias=False), nn.BatchNorm2d(16), nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.fc(torch.max_pool2d(torch.relu(self.bn(self.conv(x))), 2).mean((2, 3)))
+
+
+def test_a_network_of_one_convolution_learns(monkeypatch):
+    torch.manual_seed(0)
+    model, method = nn.Sequential(Single()), DCIL(sparsity=0.5, steps=1000, every=2)
+    a = found(engine_of(model, method, "cpu", 3))
+    monkeypatch.setattr(choose, "NARROW", 0)
+    b = found(engine_of(model, method, "cpu", 3))
+    assert b["gradient model.0.conv.weight"].any()
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-4, msg=key)
+
+
 @pytest.mark.parametrize(
     "model", [Branching(width=12), Branching(pool=False), nn.Sequential(nn.MaxPool2d(2), Branching())]
 )

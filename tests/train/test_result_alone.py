@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dcil.cli import main
 from dcil.errors import UserError
 from dcil.runs.folder import RunFolder
+from dcil.runs.seal import sealed
 from dcil.train.restore import load_net
 
 RUN = ["--dataset", "digits", "--model", "resnet8-digits", "--epochs", "1", "--engine", "eager"]
@@ -46,6 +49,19 @@ def test_its_export_is_the_same(run, tmp_path):
     for folder, file in ((run, "a"), (alone, "b")):
         assert main(["export", str(folder), "--to", "cpu", "--out", str(tmp_path / file)]) == 0
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_kept_weights_that_are_zero_are_no_fault(run, tmp_path):
+    """Weights that have just grown may be: they count as pruned then."""
+    alone = without_checkpoint(run, tmp_path / "alone")
+    summary, state = json.loads((alone / "summary.json").read_text()), load_file(alone / "model.safetensors")
+    name = next(iter(summary["layers"]))
+    state[name].view(-1)[state[name].view(-1).nonzero()[0]] = 0
+    save_file(state, alone / "model.safetensors")
+    summary.pop("sha256", None)
+    summary["model_sha256"] = hashlib.sha256((alone / "model.safetensors").read_bytes()).hexdigest()
+    (alone / "summary.json").write_text(json.dumps(sealed(summary)))
+    assert sum(int(mask.sum()) for mask in load_net(RunFolder(alone)).masks.values()) == summary["kept"] - 1
 
 
 def test_what_is_damaged_or_unfinished_is_refused(run, tmp_path):

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,17 +179,31 @@ def measure(name: str, loop: str, device: torch.device, calls: int, rounds: int)
     }
     trainings = {method: training for method, (training, _) in prepared.items() if training is not None}
 
-    def clock(training: Training) -> Callable[[], float]:
-        return lambda: call_ms(training.step, device, calls)
+    failed: dict[str, str] = {}
+
+    def clock(method: str) -> float:
+        try:
+            return math.nan if method in failed else call_ms(trainings[method].step, device, calls)
+        except Exception as error:
+            failed[method] = first_line(error)
+            return math.nan
 
     with fastest(device):
-        times = in_turns({method: clock(training) for method, training in trainings.items()}, rounds)
+        times = in_turns({method: partial(clock, method) for method in trainings}, rounds)
         masks = {m: median_ms(t.update, device, 2, rounds, 4) for m, t in trainings.items() if t.update is not None}
     rows = {method: row for method, (_, row) in prepared.items()}
     for method, ms in times.items():
-        how = trainings[method].how()
-        rows[method] = replace(rows[method], ms=statistics.median(ms), how=how, masks_ms=masks.get(method))
+        if method in failed:
+            rows[method] = replace(rows[method], how=failed[method])
+        else:
+            how = trainings[method].how()
+            rows[method] = replace(rows[method], ms=statistics.median(ms), how=how, masks_ms=masks.get(method))
     return list(rows.values())
+
+
+def first_line(error: Exception) -> str:
+    """Return what went wrong, in one line."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def offered(name: str, method: str, loop: str) -> bool:
@@ -207,8 +223,7 @@ def prepare(name: str, method: str, loop: str, device: torch.device) -> tuple[Tr
                 training.step()
             wait(device)
     except Exception as error:
-        first_line = str(error).strip().partition("\n")[0]
-        return None, Row(name, method, loop, None, 0.0, 0.0, f"{type(error).__name__}: {first_line}")
+        return None, Row(name, method, loop, None, 0.0, 0.0, first_line(error))
     peak = (torch.cuda.max_memory_reserved() if device.type == "cuda" else held) - held
     return training, Row(name, method, loop, None, peak / 2**30, time.perf_counter() - start)
 

@@ -70,20 +70,21 @@ def load_net(folder: RunFolder) -> SparseNet:
     model = build_empty(config, settings["classes"], tuple(settings["shape"]))
     net = build_net(config, model, settings["method"]["epoch_steps"])
     if folder.restore(net, config=settings) == START:
-        net = load_result(folder, config, settings)
+        return load_result(folder, config, settings).eval()
     check_result(folder, net)
     return net.eval()
 
 
 def load_result(folder: RunFolder, config: Config, settings: Mapping[str, Any]) -> SparseNet:
-    """Load the pruned net that a finished run has written, masks by its zeros; other paths are not in that file."""
+    """Load the pruned net that a finished run has written, masks by its zeros; other paths are not in that file.
+
+    A kept weight that is 0, as weights that have just grown may be, counts as pruned.
+    """
     summary = folder.summary()
     if summary is None:
         raise UserError(f"{folder.path} has no checkpoint yet; train it further with dcil train --resume")
     model = build_empty(config, settings["classes"], tuple(settings["shape"]))
-    file = folder.path / "model.safetensors"
-    with naming_file(file, "copy it from where the run was trained"):
-        model.load_state_dict(load(read_bytes(file)))
+    model.load_state_dict(load(read_result(folder, summary, "copy it again from where the run was trained")))
     # Gradual magnitude pruning that has ended: one path, which computes with what the masks keep.
     net = SparseNet(model, GMP(sparsity=summary["sparsity"], steps=1), prunable=list(summary["layers"]), masks="zeros")
     net.set_extra_state(torch.tensor(1))
@@ -98,7 +99,14 @@ def check_result(folder: RunFolder, net: SparseNet) -> None:
     kept = sum(int(mask.sum()) for mask in net.masks.values())
     if (summary["kept"], summary["sparsity"]) != (kept, net.sparsity):
         raise UserError(f"{folder.path / 'summary.json'} must fit the checkpoint beside it, and does not; {advice}")
+    read_result(folder, summary, advice)
+
+
+def read_result(folder: RunFolder, summary: Mapping[str, Any], advice: str) -> bytes:
+    """Return the content of model.safetensors, which must be what the summary says."""
     file = folder.path / "model.safetensors"
     with naming_file(file, advice):
-        if summary.get("model_sha256", said := hashlib.sha256(file.read_bytes()).hexdigest()) != said:
+        content = read_bytes(file)
+        if summary.get("model_sha256", said := hashlib.sha256(content).hexdigest()) != said:
             raise ValueError("its checksum is not the one in summary.json")
+    return content

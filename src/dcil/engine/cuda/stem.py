@@ -64,18 +64,22 @@ def take_stem(programs: Sequence[Program], device: torch.device) -> Stem | None:
 
 
 def stem_nodes(run: fx.GraphModule) -> list[fx.Node]:
-    """Return the layers before the first branch: a convolution of the images, then norm and pooling; none if there is
-    the convolution alone, which saves less than it costs to divide what it returns."""
+    """Return the layers before the first branch: a convolution of the images, then norm and pooling.
+
+    None if there is the convolution alone, which saves less than it costs to divide what it returns, or no other after
+    it: by its convolutions a program knows that the loss depends on it.
+    """
     (node,) = run.graph.find_nodes(op="placeholder")
     found: list[fx.Node] = []
     while len(node.users) == 1:
         (node,) = node.users
         part = run.get_submodule(str(node.target)) if node.op == "call_module" else None
         plain_norm = isinstance(part, Norm) and part.outputs == 1 and len(node.args) == 1
-        if not (isinstance(part, Pool) or plain_norm if found else isinstance(part, Conv)):
+        if not (isinstance(part, Pool) or plain_norm if found else isinstance(part, Conv) and part.how[-1] == 1):
             break
         found.append(node)
-    return found if len(found) > 1 else []
+    others = sum(isinstance(part, Conv) for part in run.modules()) - 1
+    return found if len(found) > 1 and others else []
 
 
 def remove(run: fx.GraphModule, stem: Sequence[fx.Node]) -> None:
