@@ -83,11 +83,13 @@ def by_sparsity(networks: Mapping[Network, Sequence[Cell]], ours: Measurements) 
     """Draw the last accuracy over sparsity, a panel per network; the paper's numbers are in the tables."""
 
     def draw_one(axes: Axes, cells: Sequence[Cell]) -> None:
+        levels = sorted({cell.sparsity for cell in cells if cell.method in METHODS[1:]})
+        axes.set_xticks(range(len(levels)), [f"{100 * level:g} %" for level in levels])
         for method in METHODS[1:]:
             members = sorted((cell for cell in cells if cell.method == method), key=lambda cell: cell.sparsity)
             for column, line in (("last", "-"), ("best", ":")):
                 means = [statistics.fmean(ours.values(cell, "top-1", column)) for cell in members]
-                x, look = [str(f"{100 * cell.sparsity:g} %") for cell in members], STYLES[method]
+                x, look = [levels.index(cell.sparsity) for cell in members], STYLES[method]
                 axes.plot(x, means, line, color=look.colour, marker="o", markersize=4, linewidth=1.5)
         for cell in cells:
             if cell.method == "dense":
