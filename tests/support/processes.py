@@ -4,7 +4,6 @@ takes longer than what they do, and a process that has used CUDA, or threads, ca
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -22,12 +21,6 @@ CPU = torch.device("cpu")
 SERVER = multiprocessing.get_context("forkserver")
 WANTED = ["dcil.cli.train", "dcil.report.page", "torch._dynamo", "pytest", "PIL.Image", "torch.distributed.fsdp"]
 SERVER.set_forkserver_preload(WANTED)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment(rank: int, world: int, port: int) -> dict[str, str]:
@@ -51,9 +44,9 @@ def together(world: int, out: Path, work: Callable[..., Any], *args: Any, kind: 
     """Run ``work(*args)``, a function of a module, in ``world`` processes; their exit codes. What they said is in
     ``out``. When one fails, the others are terminated, as torchrun does, unless ``kind``."""
     out.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)  # here, as torchrun has it
-    team = [SERVER.Process(target=child, args=(rank, world, port, out, work, args)) for rank in range(world)]
+    # Here, as torchrun has it, and on a port that it takes itself: one that was free before may be taken meanwhile.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    team = [SERVER.Process(target=child, args=(rank, world, store.port, out, work, args)) for rank in range(world)]
     with mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}):
         for process in team:
             process.start()
