@@ -88,11 +88,9 @@ def gradient(paths: tuple[views.View, ...], grads: Sequence[Tensor | None], mask
     if paths == (views.kept, views.revived):
         p, s = grads
         if p is not None and s is not None:
-            if torch.is_grad_enabled():  # to be differentiated again
+            # In the layout of the weight, which DDP asks for; what is differentiated again cannot be written there.
+            if torch.is_grad_enabled() or p.stride() == s.stride() == mask.stride():
                 return torch.where(mask, p, s)
-            if p.stride() == s.stride() == mask.stride():
-                return torch.where(mask, p, s)
-            # In the layout of the weight, which DDP asks for.
             return torch.where(mask, p, s, out=torch.empty_like(mask, dtype=p.dtype))
     total: Tensor | None = None
     for view, grad in zip(paths, grads, strict=True):

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from digit_engines import Late, engine_of
 from safetensors.torch import load_file
 from torch import nn
 
-from dcil import DCIL, DPF, METHODS, OBS, Method, SparseNet, Weight, data, models
+from dcil import DCIL, DPF, METHODS, OBS, SparseNet, Weight, data, models
 from dcil.engine import PROCESS_LOCK, Diverged, EagerEngine, EngineSettings, kernels, obstacle
 from dcil.engine.cuda import graph
 from dcil.engine.cuda.batches import make_source
@@ -173,18 +174,6 @@ class Modes(nn.Module):
         return self.fc(x if self.training or self.first is not None else x.flip(1))
 
 
-def engine_of(model: nn.Module, method: Method, route: str) -> GraphEngine:
-    torch.manual_seed(0)
-    loader = data.load("digits", Path("data")).loader(100, torch.device("cpu"), 0)
-    net = SparseNet(model, method).train()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, 0.9)
-    engine = GraphEngine(net, optimizer, loader, EngineSettings("graph", "tf32", executor=route))
-    for i, _ in enumerate(engine.epoch(0, lambda i: 0.1)):
-        if i == 5:
-            break
-    return engine
-
-
 def test_a_forward_that_asks_for_the_mode_is_evaluated_by_the_network_itself():
     engine = engine_of(Modes(pool=False), DPF(sparsity=0.5, steps=1000), "streams")
     assert isinstance(engine.executor, FusedExecutor) and engine.fused_evaluator is None
@@ -197,17 +186,6 @@ def test_what_cannot_be_stacked_goes_on_streams():
     """The paths get the same images, so what stands before the first convolution is not twice as wide."""
     route = engine_of(Modes(pool=True), DCIL(sparsity=0.5, steps=1000), "stacked").executor
     assert isinstance(route, FusedExecutor) and list(route.programs) == [("pruned",), ("super",)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Late(DCIL):
-    """After three steps only the pruned net learns."""
-
-    def form(self, step):
-        return step >= 3
-
-    def loss(self, outputs, target, task, step):
-        return task(outputs["pruned"], target) + (task(outputs["super"], target) if step < 3 else 0.0)
 
 
 def test_a_path_outside_of_the_loss_has_no_gradient():

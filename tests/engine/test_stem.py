@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
+from digit_engines import Late, engine_of
 from torch import nn
 
-from dcil import DCIL, SparseNet, data
+from dcil import DCIL
 from dcil.engine import EagerEngine, EngineSettings
 from dcil.engine.cuda import choose
 from dcil.engine.cuda.fused_executor import FusedExecutor
@@ -38,26 +37,8 @@ class Branching(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Late(DCIL):
-    """After three steps only the pruned net learns."""
-
-    def form(self, step):
-        return step >= 3
-
-    def loss(self, outputs, target, task, step):
-        return task(outputs["pruned"], target) + (task(outputs["super"], target) if step < 3 else 0.0)
-
-
-def engine_of(model: nn.Module, method: DCIL, device: str, steps: int) -> GraphEngine:
-    torch.manual_seed(0)
-    loader = data.load("digits", Path("data")).loader(100, torch.device(device), 0)
-    net = SparseNet(copy.deepcopy(model).to(device), method).train()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, 0.9)
-    engine = GraphEngine(net, optimizer, loader, EngineSettings("graph", "fp32", executor="streams"))
-    for i, _ in enumerate(engine.epoch(0, lambda i: 0.02)):
-        if i + 1 == steps:
-            break
+def on_streams(model: nn.Module, method: DCIL, device: str, steps: int) -> GraphEngine:
+    engine = engine_of(copy.deepcopy(model), method, "streams", device, steps, rate=0.02, precision="fp32")
     assert isinstance(engine.executor, FusedExecutor)
     return engine
 
@@ -74,9 +55,9 @@ def test_a_shared_stem_computes_what_the_paths_do(kind, stem, device, monkeypatc
     """With a stem that is pruned or not, and with a path that leaves the loss."""
     torch.manual_seed(0)
     model, method = Branching(), kind(sparsity=0.8, steps=1000, every=2, warmup=0.0, stem=stem)
-    apart = engine_of(model, method, device, 5)
+    apart = on_streams(model, method, device, 5)
     monkeypatch.setattr(choose, "NARROW", 0)
-    together = engine_of(model, method, device, 5)
+    together = on_streams(model, method, device, 5)
     assert apart.executor.stem is None
     assert [type(layer) for layer in together.executor.stem.run] == [Conv, Norm, Pool]
     a, b = found(apart), found(together)
@@ -88,7 +69,7 @@ def test_a_shared_stem_computes_what_the_paths_do(kind, stem, device, monkeypatc
 @pytest.mark.parametrize("device", DEVICES)
 def test_evaluation_behind_a_shared_stem(device, monkeypatch):
     monkeypatch.setattr(choose, "NARROW", 0)
-    engine = engine_of(Branching(), DCIL(sparsity=0.8, steps=1000, every=2), device, 4)
+    engine = on_streams(Branching(), DCIL(sparsity=0.8, steps=1000, every=2), device, 4)
     assert engine.executor.stem is not None
     before = found(engine)
     images = engine.loader.test_size
@@ -118,9 +99,9 @@ class Single(nn.Module):
 def test_a_network_of_one_convolution_learns(monkeypatch):
     torch.manual_seed(0)
     model, method = nn.Sequential(Single()), DCIL(sparsity=0.5, steps=1000, every=2)
-    a = found(engine_of(model, method, "cpu", 3))
+    a = found(on_streams(model, method, "cpu", 3))
     monkeypatch.setattr(choose, "NARROW", 0)
-    b = found(engine_of(model, method, "cpu", 3))
+    b = found(on_streams(model, method, "cpu", 3))
     assert b["gradient model.0.conv.weight"].any()
     for key in a:
         torch.testing.assert_close(a[key], b[key], rtol=1e-3, atol=1e-4, msg=key)
@@ -133,9 +114,9 @@ def test_paths_without_a_stem_to_share_stay_apart(model, monkeypatch):
     """12 channels of two paths are not next to each other in memory, a norm with two readers ends the stem before it,
     and pooling of the images has no weights."""
     monkeypatch.setattr(choose, "NARROW", 0)
-    assert engine_of(model, DCIL(sparsity=0.8, steps=1000), "cpu", 1).executor.stem is None
+    assert on_streams(model, DCIL(sparsity=0.8, steps=1000), "cpu", 1).executor.stem is None
 
 
 def test_a_share_of_the_batch_is_seen_apart(monkeypatch):
     monkeypatch.setattr(choose, "NARROW", 0)
-    assert engine_of(Branching(), DCIL(sparsity=0.8, steps=1000, super_share=0.5), "cpu", 1).executor.stem is None
+    assert on_streams(Branching(), DCIL(sparsity=0.8, steps=1000, super_share=0.5), "cpu", 1).executor.stem is None

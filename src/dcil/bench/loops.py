@@ -190,7 +190,8 @@ def measure(name: str, loop: str, device: torch.device, calls: int, rounds: int)
 
     with fastest(device):
         times = in_turns({method: partial(clock, method) for method in trainings}, rounds)
-        masks = {m: median_ms(t.update, device, 2, rounds, 4) for m, t in trainings.items() if t.update is not None}
+        updates = {m: t.update for m, t in trainings.items() if t.update is not None and m not in failed}
+        masks = {method: median_ms(update, device, 2, rounds, 4) for method, update in updates.items()}
     rows = {method: row for method, (_, row) in prepared.items()}
     for method, ms in times.items():
         if method in failed:
@@ -214,7 +215,8 @@ def offered(name: str, method: str, loop: str) -> bool:
 def prepare(name: str, method: str, loop: str, device: torch.device) -> tuple[Training | None, Row]:
     """Return this training after its first steps, and their memory, or None and why it cannot be had."""
     settle(device)
-    held = allocated(device)
+    on_gpu = device.type == "cuda"
+    held = torch.cuda.memory_reserved() if on_gpu else 0  # by another training
     start = time.perf_counter()
     try:
         with fastest(device):
@@ -224,7 +226,7 @@ def prepare(name: str, method: str, loop: str, device: torch.device) -> tuple[Tr
             wait(device)
     except Exception as error:
         return None, Row(name, method, loop, None, 0.0, 0.0, first_line(error))
-    peak = (torch.cuda.max_memory_reserved() if device.type == "cuda" else held) - held
+    peak = torch.cuda.max_memory_reserved() - held if on_gpu else 0
     return training, Row(name, method, loop, None, peak / 2**30, time.perf_counter() - start)
 
 
@@ -246,13 +248,8 @@ def settle(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def allocated(device: torch.device) -> int:
-    """Return the bytes that another training holds."""
-    return torch.cuda.memory_reserved() if device.type == "cuda" else 0
-
-
 def run(names: Sequence[str], loops: Sequence[str], device: torch.device, out: Path, calls: int, rounds: int) -> None:
-    """Measure, print, write after every row."""
+    """Measure, print, write after every loop."""
     console = Console()
     rows: list[Row] = []
     for name in names:
